@@ -1,0 +1,3 @@
+"""Muniment: a durable memory server for AI agents."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Concrete sides of the ports. Only ``wiring`` and ``executor_wiring`` name them."""

@@ -1,0 +1,1 @@
+"""Devices: where the active set lives and selection happens."""

@@ -1,0 +1,176 @@
+"""The SQLite store, synchronous: open, migrate, one transaction a batch, reads (rulings 11, 12, 16)."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+import apsw
+
+from muniment.adapters.sqlite.connection import committing, open_reader, open_writer, translated
+from muniment.adapters.sqlite.queries import migrations
+from muniment.adapters.sqlite.rows import SqliteReads, SqliteRows
+from muniment.errors import LedgerUnavailable, OutcomeUnknown, StoreTooNew
+from muniment.model.command import Command
+from muniment.ports.ledger import Handle, Reads, Reply, SealedUnit, attempt
+
+T = TypeVar("T")
+LEDGER_FILE: Final = "ledger.db"
+Begin = Callable[[SqliteRows], None]
+
+
+class SqliteStore:
+    """One data directory's ledger. One thread writes; each reading thread has its own ``reader()``."""
+
+    def __init__(self, directory: Path, handle: Handle) -> None:
+        self.path = directory / LEDGER_FILE
+        self._handle = handle
+        self._connection = open_writer(self.path)
+        self._rows = SqliteRows(self._connection)
+        self._inode: int | None = None
+        self._wal_pages = 0
+        self._connection.set_wal_hook(self._note_wal_pages)
+
+    @classmethod
+    def open(cls, directory: Path, handle: Handle, begin: Begin, *, incarnation: str) -> "SqliteStore":
+        """Open or create the store; ``begin`` writes the first units of a new history.
+
+        Raises StoreTooNew for a newer format, Corrupt for a file that is no ledger, LedgerUnavailable where
+        it cannot be opened.
+        """
+        store = cls(directory, handle)
+        try:
+            store._migrate(begin, incarnation)
+            store._inode = store.path.stat().st_ino
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _migrate(self, begin: Begin, incarnation: str) -> None:
+        known = migrations()
+        with translated():
+            version = int(str(self._connection.execute("PRAGMA user_version").fetchall()[0][0]))
+        if version > known[-1][0]:
+            raise StoreTooNew(
+                f"{self.path} has format {version}; this program knows up to {known[-1][0]}. "
+                "Start the newer version that wrote it."
+            )
+        with self._transaction():
+            for number, text in known:
+                if number > version:
+                    self._connection.execute(text)
+                    self._connection.execute(f"PRAGMA user_version = {number}")
+            if self._rows.head()[0] == 0:
+                begin(self._rows)
+            self._rows.set_meta("format", str(known[-1][0]))
+            self._rows.set_meta("incarnation", incarnation)
+        self._rows.take_sealed()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """BEGIN IMMEDIATE ... COMMIT; whatever is raised inside rolls back and leaves nothing."""
+        with translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            with translated():
+                yield
+        except BaseException:
+            self._roll_back()
+            raise
+        try:
+            with committing():
+                self._connection.execute("COMMIT")
+        except OutcomeUnknown:
+            raise  # Nothing is touched any more: recovery of the next process decides what COMMIT did.
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        self._rows.forget()
+        if self._connection.in_transaction:
+            with committing():
+                self._connection.execute("ROLLBACK")
+
+    def transact(self, commands: Sequence[Command]) -> tuple[list[Reply], list[SealedUnit]]:
+        """Handle all commands in one durable transaction.
+
+        An error that is one command's own (a conflict, a wrong field) is its reply. StorageFull,
+        LedgerUnavailable and InvariantBroken roll the whole batch back and are raised; OutcomeUnknown means
+        the process must end.
+        """
+        replies: list[Reply] = []
+        with self._transaction():
+            replies.extend(attempt(self._handle, self._rows, command, self._appended) for command in commands)
+        return replies, self._rows.take_sealed()
+
+    def _appended(self) -> int:
+        return len(self._rows.sealed)
+
+    def checkpoint(self, wal_pages_max: int) -> None:
+        """Copy the write-ahead log back once it has grown, so that it is reused and does not grow for ever.
+
+        Raises OutcomeUnknown on an I/O error: a failed fsync must never be tried again (house rule 18).
+        """
+        if self._wal_pages <= wal_pages_max:
+            return
+        with committing():
+            try:
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            except (
+                apsw.BusyError
+            ):  # A reader holds the log; what can be copied is, and the next commit tries again.
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _note_wal_pages(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def check_identity(self) -> None:
+        """Raise LedgerUnavailable if the file at the path cannot be opened or is not the open one."""
+        try:
+            with self.path.open("r+b") as file:
+                same = os.fstat(file.fileno()).st_ino == self._inode
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"operation ledger unavailable: {self.path.name}: {error.strerror}"
+            ) from error
+        if not same:
+            raise LedgerUnavailable("operation ledger unavailable: ledger.db was replaced while it was open")
+
+    def read(self, query: Callable[[Reads], T]) -> T:
+        """Read through the writing connection, outside of any write."""
+        with translated():
+            return query(self._rows)
+
+    def reader(self) -> "SqliteReader":
+        """A new reading connection, for one thread."""
+        return SqliteReader(self.path)
+
+    def close(self) -> None:
+        """Close the writing connection."""
+        self._connection.close()
+
+
+class SqliteReader:
+    """A read-only connection; each ``read`` is one consistent snapshot."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_reader(path)
+        self._reads = SqliteReads(self._connection)
+
+    def read(self, query: Callable[[Reads], T]) -> T:
+        """Run ``query`` in one read transaction."""
+        with translated():
+            self._connection.execute("BEGIN")
+            try:
+                return query(self._reads)
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()

@@ -1,0 +1,40 @@
+"""``muniment check``: whether what is stored is what was promised."""
+
+from typing import Annotated
+
+import typer
+
+from muniment.cli import exits, options, outcome
+from muniment.cli.output import safe_line, say, say_json
+from muniment.cli.settings import configured, flags
+from muniment.errors import NotFound
+
+
+def check(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[DATA_DIR]", help="Data directory. [default: the configured one]")
+    ] = None,
+    as_json: options.AsJson = False,
+    config: options.ConfigFile = None,
+) -> None:
+    """Verify a data directory, read-only, also while a server owns it.
+
+    Exit code 0: nothing is wrong. 1: each finding is printed. 4: there is no memory in the directory.
+    """
+    path = configured(flags(data_dir=directory), config).data_path
+    if not path.is_dir():
+        raise NotFound(f"there is no memory in {path}")
+    from muniment import wiring
+
+    report = wiring.check(path)
+    if as_json:
+        say_json(report)
+    for finding in () if as_json else report.findings:
+        say(safe_line(f"{finding.file}: {finding.table}: {finding.row}: {finding.problem}"))
+    if report.findings:
+        outcome.finish(exits.FAILED)
+    if not as_json:
+        say(
+            f"ok: {report.operations} operations, {report.memories} memories, "
+            f"state_digest {report.state_digest}"
+        )

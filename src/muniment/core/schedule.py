@@ -1,0 +1,215 @@
+"""What is due: the unfinished operations and what each waits for, as the journal tells (rulings 6, 7).
+
+Pure and deterministic: the same units give the same work in the same order. Memories are due in acceptance
+order as far as there is room; task operations when their dependencies are met and it is their turn in every
+queue of theirs. An operation does not wait for an earlier one that itself waits for it, else a declared
+dependency against the order of a queue would stop both for ever.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from muniment.core.dependencies import turns
+from muniment.model import journal
+from muniment.model.operation import TERMINAL, Kind, State
+
+Queue = tuple[int, tuple[str, str]]
+
+
+class Verb(StrEnum):
+    """What to do next with an operation."""
+
+    ADVANCE = "advance"
+    APPLY = "apply"
+    REMEMBER = "remember"
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One piece of due work; the operation is busy until ``release``."""
+
+    n: int
+    verb: Verb
+
+
+class Unfinished(msgspec.Struct, kw_only=True):
+    """One operation that has not ended."""
+
+    n: int
+    id: str
+    account: int
+    kind: Kind
+    state: State
+    unmet: set[str]
+    queues: frozenset[Queue] = frozenset()
+    busy: Verb | None = None
+
+
+class Schedule:
+    """All unfinished operations of a store."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Unfinished] = {}
+        self._by_id: dict[tuple[int, str], int] = {}
+        self._waiting: dict[tuple[int, str], set[int]] = {}
+        self._queues: dict[Queue, dict[int, None]] = {}
+        self._fresh: deque[int] = deque()
+        self._memories: deque[int] = deque()
+        self._touched: dict[Queue, None] = {}
+        self._remembering = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def load(self, operations: Iterable[Unfinished]) -> None:
+        """Take over what a store holds at start. The order given does not matter: queues go by acceptance."""
+        for operation in sorted(operations, key=lambda each: each.n):
+            self._add(operation)
+
+    def observe(self, unit: journal.AnyUnit, attributes: Mapping[str, Any] | None = None) -> None:
+        """Follow one unit, in journal order. ``attributes`` are those of an accepted task operation."""
+        if isinstance(unit, journal.Accept):
+            queues = frozenset((unit.account, turn) for turn in turns(unit.kind, attributes or {}))
+            unmet = {depends_on for depends_on, met in unit.dependencies if not met}
+            self._add(
+                Unfinished(
+                    n=unit.n,
+                    id=unit.id,
+                    account=unit.account,
+                    kind=unit.kind,
+                    state=unit.to.state,
+                    unmet=unmet,
+                    queues=queues,
+                )
+            )
+        elif isinstance(unit, journal.Step):
+            self._follow(unit)
+
+    def _add(self, operation: Unfinished) -> None:
+        self._open[operation.n] = operation
+        self._by_id[operation.account, operation.id] = operation.n
+        for depends_on in operation.unmet:
+            self._waiting.setdefault((operation.account, depends_on), set()).add(operation.n)
+        for queue in operation.queues:
+            self._queues.setdefault(queue, {})[operation.n] = None
+            self._touched[queue] = None
+        if operation.state is State.ACCEPTED and (operation.kind is Kind.ADD_MEMORY or operation.unmet):
+            self._fresh.append(operation.n)
+        self._offer(operation)
+
+    def _follow(self, unit: journal.Step) -> None:
+        operation = self._open.get(unit.n)
+        if operation is None:
+            return
+        operation.state = unit.to.state
+        if unit.to.state in TERMINAL:
+            self._remove(operation, met=unit.to.state is State.COMMITTED)
+        elif isinstance(unit, journal.Advance):
+            self.release(unit.n)
+            self._offer(operation)
+
+    def _remove(self, operation: Unfinished, *, met: bool) -> None:
+        self.release(operation.n)
+        del self._open[operation.n]
+        del self._by_id[operation.account, operation.id]
+        for queue in operation.queues:
+            self._queues[queue].pop(operation.n)
+            if not self._queues[queue]:
+                del self._queues[queue]
+            self._touched[queue] = None
+        for depends_on in operation.unmet:
+            self._waiting[operation.account, depends_on].discard(operation.n)
+        if met:
+            for n in sorted(self._waiting.pop((operation.account, operation.id), ())):
+                dependant = self._open[n]
+                dependant.unmet.discard(operation.id)
+                self._offer(dependant)
+                self._touched |= dict.fromkeys(dependant.queues)
+
+    def _offer(self, operation: Unfinished) -> None:
+        """Line a memory up as soon as nothing stands before its plan."""
+        if (
+            operation.kind is Kind.ADD_MEMORY
+            and not operation.unmet
+            and operation.state is not State.ACCEPTED
+        ):
+            self._memories.append(operation.n)
+
+    def release(self, n: int) -> None:
+        """The work on an operation has ended, whatever came of it; it may be due again."""
+        operation = self._open.get(n)
+        if operation is None:
+            return
+        if operation.busy is Verb.REMEMBER:
+            self._remembering -= 1
+        operation.busy = None
+
+    def again(self, n: int) -> None:
+        """Line an operation up once more, after its work ended without an end of the operation."""
+        operation = self._open.get(n)
+        if operation is None:
+            return
+        self.release(n)
+        if operation.state is State.ACCEPTED and (operation.kind is Kind.ADD_MEMORY or operation.unmet):
+            self._fresh.append(n)
+        self._offer(operation)
+        self._touched |= dict.fromkeys(operation.queues)
+
+    def due(self, memories_max: int) -> Iterator[Work]:
+        """Hand out all work that is due; each operation is busy until its end or ``again``."""
+        while self._fresh:
+            operation = self._open.get(self._fresh.popleft())
+            if operation is not None and operation.state is State.ACCEPTED and operation.busy is None:
+                yield self._start(operation, Verb.ADVANCE)
+        touched, self._touched = self._touched, {}
+        for queue in touched:
+            yield from self._due_in(queue)
+        while self._memories and self._remembering < memories_max:
+            operation = self._open.get(self._memories.popleft())
+            if operation is not None and operation.busy is None:
+                yield self._start(operation, Verb.REMEMBER)
+
+    def _start(self, operation: Unfinished, verb: Verb) -> Work:
+        operation.busy = verb
+        self._remembering += verb is Verb.REMEMBER
+        return Work(operation.n, verb)
+
+    def _due_in(self, queue: Queue) -> Iterator[Work]:
+        for n in list(self._queues.get(queue, ())):
+            operation = self._open[n]
+            if operation.unmet:
+                continue
+            if operation.busy is not None or not self._has_turn(operation):
+                return
+            yield self._start(operation, Verb.APPLY)
+
+    def _has_turn(self, operation: Unfinished) -> bool:
+        for queue in operation.queues:
+            for earlier in self._queues[queue]:
+                if earlier == operation.n:
+                    break
+                if not self._waits_for(earlier, operation.n):
+                    return False
+        return True
+
+    def _waits_for(self, n: int, goal: int) -> bool:
+        """Whether ``n`` cannot end before ``goal`` has, by dependencies and by the order of queues."""
+        seen, stack = {n}, [n]
+        while stack:
+            operation = self._open[stack.pop()]
+            before = [self._by_id.get((operation.account, depends_on)) for depends_on in operation.unmet]
+            for queue in operation.queues:
+                for earlier in self._queues[queue]:
+                    if earlier == operation.n:
+                        break
+                    before.append(earlier)
+            for each in before:
+                if each == goal:
+                    return True
+                if each is not None and each not in seen:
+                    seen.add(each)
+                    stack.append(each)
+        return False

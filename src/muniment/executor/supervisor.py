@@ -1,0 +1,512 @@
+"""The executor as the stages see it, kept alive: one child, one request at a time, a new one after each exit.
+
+What happens to a child is reported, never judged. A request that was sent to a child that ended raises, and
+its caller decides; a request that was not sent yet waits for the next generation. Queries go before
+ingestion.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import signal
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from muniment.core import planning
+from muniment.errors import (
+    ExecutorExited,
+    ExecutorFailed,
+    ExecutorFault,
+    ExecutorProtocolBroken,
+    InvariantBroken,
+    Unavailable,
+)
+from muniment.executor import protocol
+from muniment.executor.protocol import FrameDecoder, Spec
+from muniment.model.plan import ModelIdentity
+from muniment.ports.executor import Embedded, ExecutorHealth, Plan
+
+QUERY: Final = 0
+INGESTION: Final = 1
+BACKOFF_SECONDS_MIN: Final = 0.1
+STOP_SECONDS: Final = 2.0
+"""Time that a child gets to end by itself, after Shutdown or after it closed its output."""
+READ_BYTES: Final = 1 << 18
+VECTOR_ITEM_BYTES: Final = 4
+
+T = TypeVar("T")
+
+
+class ExecutorEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened to a child.
+
+    Each generation has ``started`` first, at most one ``ready``, and ends with exactly one of ``exited`` and
+    ``protocol_broken``. One that could not even be spawned has ``exited`` alone.
+    """
+
+    kind: Literal["started", "ready", "exited", "protocol_broken"]
+    generation: int
+    pid: int | None
+    message: str
+
+
+def backoff_seconds(failures: int, seconds_max: float) -> float:
+    """Pause before the next child after so many ends without a request done between them: 0.1 s, doubling."""
+    return min(BACKOFF_SECONDS_MIN * 2.0 ** min(failures - 1, 32), seconds_max)
+
+
+def exit_text(status: int) -> str:
+    """How a child ended, from the status that ``wait`` gave: ``exit status 1`` or ``signal 9 (SIGKILL)``."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+class _Call(Generic[T]):
+    """A request on its way: what is sent, who waits, and how an answer becomes a result."""
+
+    def __init__(
+        self,
+        priority: int,
+        message: protocol.Request,
+        result: Callable[[protocol.Answer, ModelIdentity], T],
+    ) -> None:
+        self.priority = priority
+        self.message = message
+        self.result = result
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def __lt__(self, other: "_Call[Any]") -> bool:
+        return (self.priority, self.message.request_id) < (other.priority, other.message.request_id)
+
+    def settle(self, answer: protocol.Answer, identity: ModelIdentity) -> bool:
+        """Give the answer to the caller, unless that one has gone; True when the request was done.
+
+        Raises ``ExecutorProtocolBroken`` when the answer does not fit the request.
+        """
+        if isinstance(answer, protocol.Failed):
+            self.fail(ExecutorFailed(answer.error, answer.generation))
+            return False
+        result = self.result(answer, identity)
+        if not self.future.done():
+            self.future.set_result(result)
+        return True
+
+    def fail(self, fault: ExecutorFault) -> None:
+        """Tell the caller, if it still waits."""
+        if not self.future.done():
+            self.future.set_exception(fault)
+            self.future.exception()  # now seen, should the caller be cancelled before it looks
+
+
+class _Queue:
+    """Calls that were not sent yet: queries first, then in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Call[Any]] = []
+        self._filled = asyncio.Event()
+
+    def put(self, call: _Call[Any]) -> None:
+        heapq.heappush(self._waiting, call)
+        self._filled.set()
+
+    async def get(self) -> _Call[Any]:
+        """The next call whose caller still waits. Cancelling loses no call: none is taken before a wait."""
+        while True:
+            while self._waiting:
+                call = heapq.heappop(self._waiting)
+                if not call.future.done():
+                    return call
+            self._filled.clear()
+            await self._filled.wait()
+
+    def fail_all(self, text: str) -> None:
+        for call in self._waiting:
+            call.fail(ExecutorExited(text))
+        self._waiting.clear()
+
+
+class _Child:
+    """One generation: its process and what is known of it."""
+
+    def __init__(self, generation: int, process: Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.generation = generation
+        self.process = process
+        self.stdin = process.stdin
+        self.stdout = process.stdout
+        self.identity: ModelIdentity | None = None
+        self.ready = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.in_flight: _Call[Any] | None = None
+        self.last_frame: float | None = None
+        self.reason: str | None = None
+        """Why the child or this supervisor ended it, where the exit status does not say it all."""
+
+    def kill(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        with contextlib.suppress(ProcessLookupError):  # it has ended and was reaped
+            self.process.kill()
+
+    async def reap(self) -> int:
+        """The exit status; waits for it, kills after a while. Leaves neither a zombie nor an open pipe."""
+        self.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.process.wait()
+        except TimeoutError:
+            self.kill(f"still alive {STOP_SECONDS} seconds after its end of output")
+            await self.process.wait()
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # what it had not read is lost with it
+            await self.stdin.wait_closed()
+        status = self.process.returncode
+        if status is None:
+            raise InvariantBroken(f"process {self.process.pid} was waited for and has no exit status")
+        return status
+
+
+class NextGeneration(Protocol):
+    """Gives store-wide generation numbers."""
+
+    def __call__(self) -> Awaitable[int]:
+        """A number that is larger than any before and durably reserved. May raise ``Unavailable``."""
+        ...
+
+
+class Supervisor:
+    """Implements ``ports.executor.Executor`` over one child process."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        spec: Spec,
+        *,
+        next_generation: NextGeneration,
+        observe: Callable[[ExecutorEvent], None],
+        startup_seconds: float,
+        backoff_seconds_max: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing starts here. ``observe`` is called on the event loop and must not wait."""
+        self._argv = tuple(argv)
+        self._spec = spec
+        self._next_generation = next_generation
+        self._observe = observe
+        self._startup_seconds = startup_seconds
+        self._backoff_seconds_max = backoff_seconds_max
+        self._clock = clock
+        self._request_ids = itertools.count(1)
+        self._queue = _Queue()
+        self._stopping = asyncio.Event()
+        self._identified = asyncio.Event()
+        self._identity: ModelIdentity | None = None
+        self._child: _Child | None = None
+        self._generation = 0
+        self._failures = 0
+        self._last_error: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin supervising; returns at once."""
+        if self._task is not None:
+            raise InvariantBroken("the executor was started twice")
+        self._task = asyncio.create_task(self._supervise(), name="executor-supervisor")
+
+    async def stop(self) -> None:
+        """End the child, reap it, and fail what waits. Raises what ended the supervision, if a bug."""
+        self._stopping.set()
+        hurry = None
+        if self._child is not None:
+            self._shut_down(self._child)
+            hurry = asyncio.get_running_loop().call_later(
+                STOP_SECONDS, self._child.kill, "did not stop by itself"
+            )
+        try:
+            await self.join()
+        finally:
+            if hurry is not None:
+                hurry.cancel()
+        self._close()
+
+    async def join(self) -> None:
+        """Wait until supervision has ended. Raises what ended it, if that was not ``stop``: a bug."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def plan(self, text: str, *, label: str) -> Plan:
+        """Plan one source; the answer is checked against the length of the text before it is believed."""
+        byte_length = len(text.encode("utf-8"))
+
+        def result(answer: protocol.Answer, identity: ModelIdentity) -> Plan:
+            if not isinstance(answer, protocol.Planned):
+                raise ExecutorProtocolBroken(f"{type(answer).__name__} answers a plan request")
+            try:
+                planning.verify(answer.parts, byte_length)
+            except InvariantBroken as error:
+                raise ExecutorProtocolBroken(f"the plan is broken: {error}") from error
+            if answer.token_count != answer.parts[-1].token_end:
+                raise ExecutorProtocolBroken(
+                    f"{answer.token_count} tokens in a plan to {answer.parts[-1].token_end}"
+                )
+            return Plan(
+                generation=answer.generation,
+                model=identity,
+                profile=answer.profile,
+                token_count=answer.token_count,
+                parts=answer.parts,
+            )
+
+        message = protocol.PlanRequest(
+            generation=0, request_id=next(self._request_ids), text=text, label=label
+        )
+        return await self._ask(_Call(INGESTION, message, result))
+
+    async def embed(self, texts: Sequence[str], *, labels: Sequence[str]) -> Embedded:
+        """Embed parts; one label a text."""
+        if len(texts) != len(labels):
+            raise InvariantBroken(f"{len(texts)} texts with {len(labels)} labels")
+        return await self._embed(INGESTION, tuple(texts), tuple(labels))
+
+    async def embed_query(self, text: str) -> Embedded:
+        """Embed one query, ahead of all ingestion requests that were not sent yet."""
+        return await self._embed(QUERY, (text,), ())
+
+    async def identity(self) -> ModelIdentity:
+        """The identity of the first child that became ready. A later child with another one is ended."""
+        await self._identified.wait()
+        if self._identity is None:
+            raise ExecutorExited("the executor was stopped before a model was ready")
+        return self._identity
+
+    def health(self) -> ExecutorHealth:
+        """What is known now."""
+        child = self._child
+        last_frame = None if child is None else child.last_frame
+        return ExecutorHealth(
+            generation=self._generation,
+            alive=child is not None and child.process.returncode is None,
+            ready=child is not None and child.ready.is_set(),
+            heartbeat_age_seconds=None if last_frame is None else max(0.0, self._clock() - last_frame),
+            last_error=self._last_error,
+        )
+
+    async def _embed(self, priority: int, texts: tuple[str, ...], labels: tuple[str, ...]) -> Embedded:
+        def result(answer: protocol.Answer, identity: ModelIdentity) -> Embedded:
+            if not isinstance(answer, protocol.Embedded):
+                raise ExecutorProtocolBroken(f"{type(answer).__name__} answers an embed request")
+            row_bytes = identity.dimensions * VECTOR_ITEM_BYTES
+            if [len(row) for row in answer.vectors] != [row_bytes] * len(texts):
+                raise ExecutorProtocolBroken(
+                    f"{len(answer.vectors)} vectors for {len(texts)} texts, or not of {row_bytes} bytes each"
+                )
+            return Embedded(generation=answer.generation, model=identity, vectors=answer.vectors)
+
+        message = protocol.EmbedRequest(
+            generation=0, request_id=next(self._request_ids), texts=texts, labels=labels
+        )
+        return await self._ask(_Call(priority, message, result))
+
+    async def _ask(self, call: _Call[T]) -> T:
+        if self._stopping.is_set():
+            raise ExecutorExited("the executor is stopped")
+        self._queue.put(call)
+        return await call.future
+
+    # Supervision
+
+    async def _supervise(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                generation = await self._reserve_generation()
+                if generation is not None:
+                    self._generation = generation
+                    await self._live_and_die(generation)
+                if not self._stopping.is_set():
+                    self._failures += 1
+                    await self._or_stopped(
+                        asyncio.sleep(backoff_seconds(self._failures, self._backoff_seconds_max))
+                    )
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Nobody may wait for a supervisor that has ended."""
+        self._stopping.set()
+        self._identified.set()
+        self._queue.fail_all("the executor is stopped")
+
+    async def _reserve_generation(self) -> int | None:
+        try:
+            return await self._or_stopped(self._next_generation())
+        except Unavailable as error:
+            self._last_error = f"no generation number: {error}"
+            return None
+
+    async def _or_stopped(self, work: Awaitable[T]) -> T | None:
+        """The result of ``work``; None, and ``work`` is cancelled, as soon as the supervisor is stopped."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for one in (task, stopping):
+                one.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
+
+    async def _live_and_die(self, generation: int) -> None:
+        """One child from spawn to reaping; returns when nothing of it is left."""
+        try:
+            # stderr is inherited: what a library prints there belongs into the server's log.
+            process = await asyncio.create_subprocess_exec(*self._argv, stdin=PIPE, stdout=PIPE)
+        except OSError as error:
+            self._report("exited", generation, None, f"cannot be started: {error}")
+            return
+        child = self._child = _Child(generation, process)
+        broken: ExecutorProtocolBroken | None = None
+        try:
+            self._report("started", generation, process.pid, f"process {process.pid}")
+            if self._stopping.is_set():
+                child.kill("stopped while it was started")
+            broken = await self._serve(child)
+        finally:
+            if broken is not None:
+                child.kill(str(broken))
+            status = await child.reap()
+            self._child = None
+            self._bury(child, status, broken)
+
+    def _bury(self, child: _Child, status: int, broken: ExecutorProtocolBroken | None) -> None:
+        """Report the end and fail the one request that was in flight in this child."""
+        generation, pid = child.generation, child.process.pid
+        text = exit_text(status) if child.reason is None else f"{exit_text(status)}: {child.reason}"
+        fault: ExecutorFault = ExecutorExited(text, generation)
+        if broken is not None:
+            text = str(broken)
+            fault = ExecutorProtocolBroken(text, generation)
+        self._report("protocol_broken" if broken is not None else "exited", generation, pid, text)
+        if child.in_flight is not None:
+            child.in_flight.fail(fault)
+
+    def _report(
+        self,
+        kind: Literal["started", "ready", "exited", "protocol_broken"],
+        generation: int,
+        pid: int | None,
+        text: str,
+    ) -> None:
+        if kind in ("exited", "protocol_broken") and not self._stopping.is_set():
+            self._last_error = text
+        self._observe(ExecutorEvent(kind=kind, generation=generation, pid=pid, message=text))
+
+    def _shut_down(self, child: _Child) -> None:
+        if not child.stdin.is_closing():
+            child.stdin.write(protocol.frame(protocol.Shutdown(generation=child.generation)))
+            child.stdin.close()
+
+    async def _serve(self, child: _Child) -> ExecutorProtocolBroken | None:
+        """Talk to the child until its output ends. What it broke of the protocol is returned."""
+        startup = asyncio.get_running_loop().call_later(
+            self._startup_seconds, child.kill, f"not ready within {self._startup_seconds} seconds"
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                sender = group.create_task(
+                    self._send_requests(child), name=f"executor-sender-{child.generation}"
+                )
+                try:
+                    return await self._receive(child, startup)
+                finally:
+                    sender.cancel()
+        finally:
+            startup.cancel()
+
+    async def _send_requests(self, child: _Child) -> None:
+        """Say Hello, then send one request after the other, each once the one before is answered."""
+        try:
+            hello = protocol.Hello(
+                generation=child.generation, protocol=protocol.PROTOCOL_VERSION, spec=self._spec
+            )
+            child.stdin.write(protocol.frame(hello))
+            await child.stdin.drain()
+            await child.ready.wait()
+            while not self._stopping.is_set():
+                await self._send_one(child, await self._queue.get())
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the child is ending; the receiver sees the end of its output
+
+    async def _send_one(self, child: _Child, call: _Call[Any]) -> None:
+        try:
+            data = protocol.frame(msgspec.structs.replace(call.message, generation=child.generation))
+        except (
+            ExecutorProtocolBroken
+        ) as error:  # too long: nothing was sent, and no later child could take it
+            call.fail(ExecutorFailed(str(error), child.generation))
+            return
+        child.in_flight = call
+        child.idle.clear()
+        child.stdin.write(data)
+        await child.stdin.drain()
+        await child.idle.wait()
+
+    async def _receive(self, child: _Child, startup: asyncio.TimerHandle) -> ExecutorProtocolBroken | None:
+        decoder = FrameDecoder()
+        try:
+            while data := await child.stdout.read(READ_BYTES):
+                for body in decoder.feed(data):
+                    self._take(child, protocol.read_to_parent(body), startup)
+        except ExecutorProtocolBroken as error:
+            return error
+        return None
+
+    def _take(self, child: _Child, message: protocol.ToParent, startup: asyncio.TimerHandle) -> None:
+        if message.generation != child.generation:
+            return  # fenced: whatever it says, it is not about this child's work
+        child.last_frame = self._clock()
+        match message:
+            case protocol.Heartbeat():
+                pass
+            case protocol.Ready():
+                self._take_ready(child, message)
+                startup.cancel()
+            case protocol.Failed(request_id=None):
+                child.reason = message.error
+            case protocol.Planned() | protocol.Embedded() | protocol.Failed():
+                self._take_answer(child, message)
+
+    def _take_ready(self, child: _Child, message: protocol.Ready) -> None:
+        if message.protocol != protocol.PROTOCOL_VERSION:
+            raise ExecutorProtocolBroken(
+                f"the child speaks protocol {message.protocol}, not {protocol.PROTOCOL_VERSION}"
+            )
+        if child.ready.is_set():
+            raise ExecutorProtocolBroken("the child said twice that it is ready")
+        if self._identity is not None and message.identity != self._identity:
+            raise ExecutorProtocolBroken(
+                f"the model changed from {self._identity.name} to {message.identity.name}, "
+                "or its files did; restart the server to use it"
+            )
+        self._identity = child.identity = message.identity
+        child.ready.set()
+        self._identified.set()
+        self._report("ready", child.generation, child.process.pid, message.identity.name)
+
+    def _take_answer(self, child: _Child, message: protocol.Answer) -> None:
+        call = child.in_flight
+        if call is None or child.identity is None or call.message.request_id != message.request_id:
+            raise ExecutorProtocolBroken(f"an answer to request {message.request_id}, which is not in flight")
+        if call.settle(message, child.identity):
+            self._failures = 0
+        child.in_flight = None
+        child.idle.set()

@@ -1,0 +1,1 @@
+"""Protocols only: what the stages need from the outside world."""

@@ -1,0 +1,1 @@
+"""What keeps the stages moving: coordinator, feed, followers, readiness, service."""

@@ -1,0 +1,241 @@
+"""The coordinator drives every unfinished operation to its end, after a start and while the server runs.
+
+It follows the journal, asks ``core.schedule`` what is due, and runs the stages for it. Recovery is the same
+path: what the ledger holds is loaded, minus what is saved already (house rule 20). An executor fault
+becomes evidence and the operation goes on; only the ledger decides how an operation ends (ruling 8).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from muniment.core.dependencies import turns
+from muniment.core.schedule import Schedule, Unfinished, Verb, Work
+from muniment.errors import (
+    ExecutorExited,
+    ExecutorFailed,
+    ExecutorProtocolBroken,
+    InvariantBroken,
+    LedgerUnavailable,
+    OutcomeUnknown,
+    StorageFull,
+)
+from muniment.model import command, journal
+from muniment.model.operation import Kind, State
+from muniment.ports.clock import Clock
+from muniment.ports.executor import Executor
+from muniment.ports.ledger import Ledger, Reads, SealedUnit
+from muniment.stages import commit, execute, plan
+
+RETRY_SECONDS_MIN: Final = 0.25
+RETRY_SECONDS_MAX: Final = 60.0
+MESSAGE_CHARACTERS_MAX: Final = 2000
+
+log = structlog.get_logger("coordinator")
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How much the coordinator does at one time."""
+
+    operations_in_flight_max: int
+    embed_batch_tokens_max: int
+    parts_max: int
+
+
+def retry_seconds(failures: int) -> float:
+    """Pause before the next try after so many failures in a row: 0.25 s, doubling, at most 60 s."""
+    return float(min(RETRY_SECONDS_MIN * 2.0 ** min(failures - 1, 32), RETRY_SECONDS_MAX))
+
+
+def unfinished(reads: Reads) -> list[Unfinished]:
+    """Every operation in no terminal state, in ID order (seed, executor-readiness-and-recovery, step 1)."""
+    return [
+        Unfinished(
+            n=row["n"],
+            id=row["id"],
+            account=row["account_n"],
+            kind=Kind(row["kind"]),
+            state=State(row["state"]),
+            unmet={each["depends_on"] for each in reads.dependencies(row["n"]) if not each["met"]},
+            queues=frozenset(
+                (row["account_n"], turn) for turn in turns(Kind(row["kind"]), _attributes(reads, row))
+            ),
+        )
+        for row in reads.unfinished()
+    ]
+
+
+def _attributes(reads: Reads, row: dict[str, Any]) -> dict[str, Any]:
+    if row["kind"] == Kind.ADD_MEMORY:
+        return {}
+    held = reads.attribute(row["object_n"])
+    if held is None:
+        raise InvariantBroken(f"operation {row['n']} has no attribute row")
+    attributes: dict[str, Any] = msgspec.json.decode(held["bytes"])
+    return attributes
+
+
+class Coordinator:
+    """One a store, on the event loop."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        executor: Executor,
+        clock: Clock,
+        pace: Pace,
+        *,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._ledger = ledger
+        self._executor = executor
+        self._clock = clock
+        self._pace = pace
+        self._on_fatal = on_fatal
+        self._schedule = Schedule()
+        self._wake = asyncio.Event()
+        self._rounds = 0
+        self._round_done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: dict[int, int] = {}
+        self._model_checked = asyncio.Event()
+        self._stopping = False
+        ledger.subscribe(self._observe)
+
+    async def recover(self) -> int:
+        """Load every unfinished operation, before the first write is accepted; return how many there are."""
+        found = await self._ledger.read(unfinished)
+        self._schedule.load(found)
+        self._wake.set()
+        return len(found)
+
+    def model_is_checked(self) -> None:
+        """The executor's model is the store's: memories may be planned and embedded."""
+        self._model_checked.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                room = self._pace.operations_in_flight_max if self._model_checked.is_set() else 0
+                for work in self._schedule.due(room):
+                    self._begin(work)
+                self._rounds += 1
+                self._round_done.set()
+                self._round_done = asyncio.Event()
+        finally:
+            self._stopping = True
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def ping(self) -> None:
+        """Return once the coordinator has gone through one whole round: it works, and is not just there."""
+        done = self._round_done
+        self._wake.set()
+        await done.wait()
+
+    def open_operations(self) -> int:
+        """Operations that have not ended."""
+        return len(self._schedule)
+
+    def _observe(self, sealed: Sequence[SealedUnit]) -> None:
+        for each in sealed:
+            attributes = None
+            if isinstance(each.unit, journal.Accept) and each.unit.kind is not Kind.ADD_MEMORY:
+                attributes = msgspec.json.decode(each.held["attribute", (each.unit.object,)]["bytes"])
+            self._schedule.observe(each.unit, attributes)
+        self._wake.set()
+
+    # Work on one operation
+
+    def _begin(self, work: Work) -> None:
+        task = asyncio.create_task(self._do(work), name=f"{work.verb}-{work.n}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(error)
+
+    async def _do(self, work: Work) -> None:
+        try:
+            await self._step(work)
+        except (ExecutorExited, ExecutorProtocolBroken) as fault:
+            if self._stopping:
+                return
+            kind = "protocol" if isinstance(fault, ExecutorProtocolBroken) else "exit"
+            # The supervisor waits before a new child, so this operation need not wait as well.
+            await self._record(work.n, kind, fault.generation, str(fault))
+            self._again(work.n)
+        except ExecutorFailed as fault:
+            await self._record(work.n, "failure", fault.generation, str(fault))
+            self._later(work.n)
+        except (StorageFull, LedgerUnavailable) as error:
+            log.warning("operation waits for the ledger", operation=work.n, reason=str(error))
+            self._later(work.n)
+        except OutcomeUnknown:
+            return  # The ledger has said so itself; the process is about to end.
+        else:
+            self._failures.pop(work.n, None)
+
+    async def _step(self, work: Work) -> None:
+        now = self._clock.now_us()
+        match work.verb:
+            case Verb.ADVANCE:
+                await self._ledger.write(command.Advance(n=work.n, now=now))
+            case Verb.APPLY:
+                await self._ledger.write(command.Apply(n=work.n, now=now))
+            case Verb.REMEMBER:
+                await self._remember(work.n)
+
+    async def _remember(self, n: int) -> None:
+        """The path of a memory: plan, execute, index, commit."""
+        source = await plan.load(self._ledger, n)
+        try:
+            planned = await plan.plan(
+                source, self._ledger, self._executor, self._clock, parts_max=self._pace.parts_max
+            )
+        except plan.TooManyParts as error:
+            await commit.refuse(n, self._ledger, self._clock, error=str(error), reason="too_many_parts")
+            return
+        if planned is None:
+            return
+        await execute.execute(
+            source,
+            planned,
+            self._ledger,
+            self._executor,
+            self._clock,
+            tokens_max=self._pace.embed_batch_tokens_max,
+        )
+        await commit.commit(n, self._ledger, self._clock)
+
+    async def _record(self, n: int, kind: str, generation: int, message: str) -> None:
+        try:
+            await self._ledger.write(
+                command.RecordExit(
+                    n=n,
+                    kind=kind,
+                    generation=generation,
+                    message=message[:MESSAGE_CHARACTERS_MAX],
+                    now=self._clock.now_us(),
+                )
+            )
+        except (StorageFull, LedgerUnavailable) as error:
+            log.warning("executor evidence could not be written", operation=n, kind=kind, reason=str(error))
+
+    def _later(self, n: int) -> None:
+        failures = self._failures[n] = self._failures.get(n, 0) + 1
+        asyncio.get_running_loop().call_later(retry_seconds(failures), self._again, n)
+
+    def _again(self, n: int) -> None:
+        self._schedule.again(n)
+        self._wake.set()
