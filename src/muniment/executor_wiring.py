@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from muniment.config import Config
 from muniment.errors import ConfigError
 from muniment.executor.protocol import Spec
 
-if TYPE_CHECKING:  # brings numpy, which the server does not need in order to name a command
+if TYPE_CHECKING:  # what only one side needs: numpy is for the child, the configuration for the server
+    from muniment.config import Config
     from muniment.ports.embedder import Embedder, SentenceStarts
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def child_argv() -> list[str]:
     return [sys.executable, "-P", "-m", "muniment.executor_wiring"]
 
 
-def spec(config: Config) -> Spec:
+def spec(config: "Config") -> Spec:
     """What the child is told of the configuration."""
     return Spec(
         embedder=config.embedder,

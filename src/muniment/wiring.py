@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 EXIT_DONE: Final = 0
 EXIT_FAULT: Final = 1
 LISTEN_BACKLOG: Final = 2048
+PRIVATE_UMASK: Final = 0o077
+"""What people told their agents is readable by the owner of the directory alone."""
+GIL_SWITCH_SECONDS: Final = 0.0002
+"""SQLite gives the interpreter lock up at every statement; with the default of 5 ms the writer would wait
+that long to get it back whenever the event loop is busy."""
 FATAL_GRACE_SECONDS: Final = 0.2
 """After a fault, callers that wait get their 503 before the process ends."""
 
@@ -59,6 +64,8 @@ def serve(config: Config, announce: Callable[[str], None]) -> int:
     from muniment import logs
 
     logs.configure(config)
+    sys.setswitchinterval(GIL_SWITCH_SECONDS)
+    os.umask(PRIVATE_UMASK)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, announce))
 

@@ -73,7 +73,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(reply.body)
 
     # typing.override came with Python 3.12.
-    def log_message(self, format: str, *args: object) -> None:  # type: ignore[explicit-override]  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
 
 
@@ -87,9 +87,7 @@ class LocalEndpoint(http.server.ThreadingHTTPServer):
         self.behaviour = behaviour
         self.seen: list[tuple[str, dict[str, str], dict[str, Any]]] = []
 
-    def handle_error(  # type: ignore[explicit-override]
-        self, request: object, client_address: object
-    ) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         pass  # a client that gave up while a test held its answer back
 
     @property
@@ -257,10 +255,10 @@ def test_meaning_counts_more_than_words(bundled: OnnxEmbedder) -> None:
 
 
 def test_vector_bytes_do_not_depend_on_batch_mates_or_threads(bundled: OnnxEmbedder) -> None:
-    texts = [f"Number {index}. " + "The old mill turns slowly. " * (index % 12) for index in range(24)]
+    texts = [f"Number {index}. " + "The old mill turns slowly. " * (index % 8) for index in range(12)]
     alone = [bundled.embed([text])[0].tobytes() for text in texts]
-    for size in (3, 8, 24):
-        grouped = [row.tobytes() for at in range(0, 24, size) for row in bundled.embed(texts[at : at + size])]
+    for size in (5, 12):
+        grouped = [row.tobytes() for at in range(0, 12, size) for row in bundled.embed(texts[at : at + size])]
         assert grouped == alone
     two_threads = OnnxEmbedder(weights.bundled_files(), threads=2)
     assert [row.tobytes() for row in two_threads.embed(texts)] == alone
@@ -415,7 +413,7 @@ def test_blocks_give_the_offsets_of_the_whole_text(pieces: list[str]) -> None:
         assert [tuple(one) for one in found.tolist()] == whole
 
 
-@pytest.mark.parametrize("text", ["x" * 300_000, "word " * 60_000, "." * 300_000, "é漢" * 150_000])
+@pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "." * 100_000, "é漢" * 50_000])
 def test_each_code_point_is_tokenized_once_in_small_calls(text: str) -> None:
     counting = CountingTokenizer()
     tokens.token_offsets(counting, text)  # type: ignore[arg-type]

@@ -607,8 +607,10 @@ def test_control_the_scripted_child_is_believed_when_it_is_right(tmp_path: Path)
     send(ready)
     while True:
         request = receive()
-        right = planned(request, (PlannedPart(0, 1, 0, 4),)) if hasattr(request, "text") else embedded(request)
-        send(right)
+        if isinstance(request, p.PlanRequest):
+            send(planned(request, (PlannedPart(0, 1, 0, 4),)))
+        else:
+            send(embedded(request))
     """
 
     async def main() -> None:
@@ -851,13 +853,14 @@ def test_stop_kills_a_child_that_does_not_listen(tmp_path: Path, monkeypatch: py
         async with running(harmful(tmp_path)) as at:
             await at.until("ready", 1)
             os.kill(at.pid(1), signal.SIGSTOP)
+            await happens(lambda: state(at.pid(1)) == "T")
         assert at.events[-1].message == "signal 9 (SIGKILL): did not stop by itself"
 
     run(main())
 
 
 def test_stop_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
-    """Stopped before the first step, while spawning, while loading, while backing off, while waiting for a number."""
+    """Before the first step, while spawning, loading, backing off, and waiting for a number."""
 
     async def never() -> int:
         await asyncio.Event().wait()
@@ -948,6 +951,8 @@ def orphan(argv: list[str], text: str, *, stopped: bool = False) -> int:
         assert state(int(pid)) not in ("", "Z", "X")
         if stopped:
             os.kill(int(pid), signal.SIGSTOP)
+            while state(int(pid)) != "T":
+                time.sleep(0.005)
         parent.kill()
     return int(pid)
 

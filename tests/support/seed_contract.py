@@ -1,8 +1,8 @@
 """The published contract as a judge: what a server may answer to which request.
 
 ``SEED`` is the seed's file, byte for byte. ``OURS`` is the document in the package, with our own routes. A
-response that its document does not declare raises ``ContractBrokenError``, and so does an error body with a second
-key.
+response that its document does not declare raises ``ContractBrokenError``, and so does an error body with a
+second key.
 """
 
 import json

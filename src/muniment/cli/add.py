@@ -73,7 +73,7 @@ def add(
     operation_id = operation_id if operation_id is not None else f"add-{secrets.token_hex(16)}"
     (note if as_json else say)(f"operation  {safe_line(operation_id)}")
     where = options.target(url, data_dir, config, assigned)
-    with outcome.asked_later(operation_id), attached(where, creates=True) as client:
+    with outcome.asked_later(operation_id, where), attached(where, creates=True) as client:
         receipt = _added(client, payload, operation_id, wait=not no_wait, timeout_seconds=timeout)
     if as_json:
         say_json(receipt)

@@ -7,13 +7,14 @@ import typer
 from muniment.cli import exits, options, outcome
 from muniment.cli.output import safe_line, say, say_json
 from muniment.cli.settings import configured, flags
-from muniment.errors import NotFound
+from muniment.errors import InvalidField, NotFound
 
 
 def check(
     directory: Annotated[
-        str | None, typer.Argument(metavar="[DATA_DIR]", help="Data directory. [default: the configured one]")
+        str | None, typer.Argument(metavar="DATA_DIR", help="Data directory. [default: the configured one]")
     ] = None,
+    data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
     config: options.ConfigFile = None,
 ) -> None:
@@ -21,7 +22,9 @@ def check(
 
     Exit code 0: nothing is wrong. 1: each finding is printed. 4: there is no memory in the directory.
     """
-    path = configured(flags(data_dir=directory), config).data_path
+    if directory is not None and data_dir is not None:
+        raise InvalidField("DATA_DIR", "is given twice")
+    path = configured(flags(data_dir=directory or data_dir), config).data_path
     if not path.is_dir():
         raise NotFound(f"there is no memory in {path}")
     from muniment import wiring

@@ -3,6 +3,8 @@
 A line without an ``operation_id`` gets one from its content: prefix, SHA-256 of the canonical payload, and
 which of the equal payloads of the file it is. Running a file again, also one that has grown or was reordered,
 therefore asks for the same operations again, and the server answers with what it has (ADR 0013).
+
+Messages of one session are accepted in the order of the file: it is their order where they say nothing else.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ from muniment.cli import exits, options, outcome
 from muniment.cli.attach import attached
 from muniment.cli.output import fail, note, safe_line, say, say_json
 from muniment.core import canonical
-from muniment.errors import Conflict, InvalidField, Malformed, RequestError, Unavailable
+from muniment.errors import Conflict, InvalidField, Malformed, MunimentError, RequestError, Unavailable
 from muniment.model.operation import TERMINAL, Kind, Receipt, State
 
 if TYPE_CHECKING:  # brings httpx, which `muniment --help` does not need
@@ -32,6 +34,7 @@ DIGEST_CHARACTERS: Final = 32
 IN_FLIGHT: Final = 16
 IN_FLIGHT_MAX: Final = 64
 _PLAIN_SECONDS: Final = 10.0
+_AGAIN: Final = "not finished: run the same command again, nothing is kept twice"
 
 Show = Callable[[str, int, int | None], None]
 """Called with what is being done, how far it is, and how far it goes, if that is known."""
@@ -128,14 +131,15 @@ def import_(
             run.send(lines, size)
             if not no_wait:
                 run.settle()
-        except KeyboardInterrupt:
-            note("interrupted; run the same command again, nothing is kept twice")
+        except (KeyboardInterrupt, MunimentError):
+            note(_AGAIN)
             _print(run.tally, as_json=as_json)
             raise
     _print(run.tally, as_json=as_json)
     code = run.tally.exit_code
     if run.stopped is not None:
-        fail(f"{run.stopped}; run the same command again, nothing is kept twice")
+        fail(str(run.stopped))
+        note(_AGAIN)
         code = exits.OPEN
     elif no_wait and code == exits.OPEN:
         code = msgspec.structs.replace(run.tally, open=0).exit_code
@@ -170,13 +174,21 @@ class Import:
                 except (Malformed, InvalidField) as error:
                     self._wrong(number, error)
                     continue
-                admit = pool.submit(self._client.admit, Kind.ADD_MEMORY, entry.payload, entry.operation_id)
-                running[admit] = entry
-                if len(running) >= self._in_flight:
+                while self._must_wait(running, entry):
                     self._collect(running, wait(running, return_when=FIRST_COMPLETED).done)
                 if self.stopped is not None:
                     break
+                admit = pool.submit(self._client.admit, Kind.ADD_MEMORY, entry.payload, entry.operation_id)
+                running[admit] = entry
             self._collect(running, wait(running).done)
+
+    def _must_wait(self, running: "dict[Future[Admission], Entry]", entry: Entry) -> bool:
+        """Whether all places are taken, or one by an earlier message of the same session."""
+        session = entry.payload.get("session_id")
+        return len(running) >= self._in_flight or (
+            session is not None
+            and any(other.payload.get("session_id") == session for other in running.values())
+        )
 
     def settle(self) -> None:
         """Wait for the outcome of all that was accepted."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # brings httpx, which `muniment --help` does not need
 
 
 def operation(
-    operation_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Operation ID.")] = None,
+    operation_id: Annotated[str | None, typer.Argument(metavar="ID", help="Operation ID.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List operations, in acceptance order.")] = False,
     state: Annotated[
         str | None, typer.Option("--state", metavar="STATE", help="With --list: only in this state.")
@@ -104,10 +104,8 @@ def watch(
 
     Exit code: 0 committed, 1 rejected, 4 there is none, 5 not known. With --json an event a line.
     """
-    with (
-        outcome.asked_later(operation_id),
-        attached(options.target(url, data_dir, config, assigned)) as client,
-    ):
+    where = options.target(url, data_dir, config, assigned)
+    with outcome.asked_later(operation_id, where), attached(where) as client:
         for event in client.events(operation_id, after, timeout):
             say(json_text(event) if as_json else _event_line(event))
         receipt = client.receipt(operation_id)

@@ -1,12 +1,14 @@
 """From a receipt to what a command prints and returns: the words for an outcome, and for one that is open."""
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
 
 from muniment.cli import exits
+from muniment.cli.options import Target
 from muniment.cli.output import json_text, note, safe, safe_line
 from muniment.errors import Unavailable
 from muniment.model.operation import Receipt, State
@@ -41,18 +43,25 @@ def lines_of(receipt: Receipt) -> Iterator[str]:
         yield f"{name:<21}  {safe_line(text)}"
 
 
-def ask_line(operation_id: str) -> str:
-    """The command that asks for an outcome."""
-    return f"ask for it with: muniment operation {safe(shlex.quote(operation_id))}"
+def ask_command(operation_id: str, target: Target) -> str:
+    """The command that asks for an outcome where this one would have."""
+    words = ["muniment", "operation", operation_id]
+    for option, value in (
+        ("--url", target.url),
+        ("--data-dir", target.data_dir),
+        ("--config", target.config),
+    ):
+        words += [] if value is None else [option, value]
+    return safe(shlex.join(words))
 
 
 @contextmanager
-def asked_later(operation_id: str) -> Iterator[None]:
+def asked_later(operation_id: str, target: Target) -> Iterator[None]:
     """Whatever ends the block before the outcome is known, say how to ask for it."""
     try:
         yield
     except (KeyboardInterrupt, Unavailable, exits.TemporaryServerFailed):
-        note(f"the outcome of {safe_line(operation_id)} is not known here; {ask_line(operation_id)}")
+        note(f"to ask what became of it: {ask_command(operation_id, target)}")
         raise
 
 
@@ -64,8 +73,6 @@ def finish(code: int) -> None:
 @contextmanager
 def states_shown() -> Iterator[Callable[[str], None]]:
     """Give a function that shows the newest state: in place on a terminal, else as lines on stderr."""
-    import sys
-
     if not sys.stderr.isatty():
         yield note
         return

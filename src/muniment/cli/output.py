@@ -11,10 +11,10 @@ from typing import Any, Final, TextIO
 
 import msgspec
 
-# C0 without tab and line feed, DEL, C1, and what reorders or hides text: bidirectional controls, zero width
-# characters, line and paragraph separators, tags, lone surrogates.
+# C0 without tab and the two ends of a line, DEL, C1, and what reorders or hides text: bidirectional controls,
+# zero width characters, line and paragraph separators, tags, lone surrogates.
 _UNSAFE: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
 
@@ -29,13 +29,13 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def safe(text: str) -> str:
-    """``text`` with everything escaped that could steer a terminal. Line feeds and tabs stay."""
+    """``text`` with everything escaped that could steer a terminal. Ends of lines and tabs stay."""
     return _UNSAFE.sub(_escaped, text)
 
 
 def safe_line(text: str) -> str:
-    """As ``safe``, in one line: line feeds and tabs are escaped too."""
-    return safe(text).replace("\n", "\\n").replace("\t", "\\t")
+    """As ``safe``, in one line: ends of lines and tabs are escaped too."""
+    return safe(text).replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
 
 
 def prepare_streams() -> None:

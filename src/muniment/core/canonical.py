@@ -52,6 +52,8 @@ _TOKEN: Final = re.compile(
 )
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NOT_OPENING: Final = bytes(set(range(256)) - set(b"[{"))
+_PLACE_BYTES_MAX: Final = 128 * 1024
+
 _NOT_BRACKET: Final = bytes(set(range(256)) - set(b"[{]}"))
 _STEP: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # read as signed bytes: one down, one up
 
@@ -62,7 +64,8 @@ _OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjso
 def parse(data: bytes | memoryview, *, depth_max: int = DEPTH_MAX) -> JSON:
     """Return the value of one JSON document that has exactly one meaning.
 
-    Refused as ``Malformed``, with the byte offset: what is not UTF-8 or not RFC 8259 JSON, a byte order
+    Refused as ``Malformed``, with the byte offset (but in documents over 128 KiB, where looking for it would
+    keep others waiting): what is not UTF-8 or not RFC 8259 JSON, a byte order
     mark, content after the document, a key that occurs twice in one object (compared after unescaping), a
     lone surrogate, an integer outside -2^63 .. 2^64-1, a number that overflows a double, and more than
     ``depth_max`` (at most 127) arrays and objects inside one another, counted over the whole of ``data``.
@@ -85,7 +88,7 @@ def parse(data: bytes | memoryview, *, depth_max: int = DEPTH_MAX) -> JSON:
     except json.JSONDecodeError as error:  # the class of either reader
         raise _not_json(error, text, raw, depth_max) from None
     except Malformed as error:
-        raise next(_refusals(raw, depth_max), error) from None
+        raise (_first_refusal(raw, depth_max) or error) from None
     return value
 
 
@@ -157,12 +160,17 @@ def _not_json(error: json.JSONDecodeError, text: str, raw: bytes, depth_max: int
     if text.startswith("\ufeff"):
         return _malformed("byte-order-mark", 0)
     if "depth limit" in error.msg:  # orjson stops at 1,024 levels; the place where we stop lies before that
-        return next(_refusals(raw, depth_max), _malformed("nesting", offset))
+        return _first_refusal(raw, depth_max) or _malformed("nesting", offset)
     if "surrogate" in error.msg:
         return _malformed("surrogate", offset)
     if "infinity" in error.msg:
         return _malformed("number", offset)
     return _malformed("syntax", offset, error.msg)
+
+
+def _first_refusal(raw: bytes, depth_max: int) -> Malformed | None:
+    """Find the place; not in a long document, where whoever sent it would make everybody wait for it."""
+    return next(_refusals(raw, depth_max), None) if len(raw) <= _PLACE_BYTES_MAX else None
 
 
 def _refusals(raw: bytes, depth_max: int) -> Iterator[Malformed]:

@@ -1,1 +1,1 @@
-""""""
+"""How callers reach the service: HTTP now."""

@@ -169,11 +169,11 @@ class Service:
         position, _ = await self._ledger.read(lambda reads: reads.head())
         await self._feed.reach(position, self.config.recall_wait_seconds)
         try:
-            embedded = await self._executor.embed_query(request.query)
+            embedded = await recall.embed(request.query, self._executor)
         except ExecutorFault as fault:
             raise SearchUnavailable(f"search unavailable: {fault}") from fault
         eligible = recall.eligible(request, self._clock.now_us())
-        hits = await self._feed.search(embedded.vectors[0], eligible, request.limit)
+        hits = await self._feed.search(embedded.vector, eligible, request.limit)
         rows = await self._ledger.read(lambda reads: recall.rendered(reads, hits))
         return {
             "results": rows,

@@ -4,17 +4,27 @@ It answers or says why it cannot: never an empty list while it cannot search.
 """
 
 import hashlib
-from typing import Any
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
 from muniment.core.scoring import shown
 from muniment.core.tables import Row
-from muniment.errors import InvariantBroken
+from muniment.errors import ExecutorFailed, InvariantBroken
+from muniment.model.plan import ModelIdentity
 from muniment.model.recall import RecallRequest
 from muniment.model.times import rfc3339
 from muniment.ports.device import Eligible, Hit
+from muniment.ports.executor import Executor
 from muniment.ports.ledger import Reads
+
+QUERY_BYTES_DIRECT: Final = 400
+"""A text this short is first tried whole: it has at most about this many tokens."""
+QUERY_WINDOWS_MAX: Final = 16
+"""A longer query is read up to here, so that one query costs a bounded time."""
 
 
 def eligible(request: RecallRequest, as_of_us: int) -> Eligible:
@@ -26,6 +36,41 @@ def eligible(request: RecallRequest, as_of_us: int) -> Eligible:
         categories=request.categories or None,
         as_of_us=as_of_us,
     )
+
+
+class EmbeddedQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A query as one vector, float32 little-endian, with the model that made it."""
+
+    vector: bytes
+    model: ModelIdentity
+
+
+async def embed(query: str, executor: Executor) -> EmbeddedQuery:
+    """Embed a query. One that the model cannot read in one piece is planned, and its windows are averaged."""
+    data = query.encode()
+    if len(data) <= QUERY_BYTES_DIRECT:
+        try:
+            embedded = await executor.embed_query(query)
+        except ExecutorFailed:  # Longer than the window of a small model: read it in pieces.
+            pass
+        else:
+            return EmbeddedQuery(vector=embedded.vectors[0], model=embedded.model)
+    planned = await executor.plan(query, label="query")
+    rows = [
+        (await executor.embed_query(data[part.byte_start : part.byte_end].decode())).vectors[0]
+        for part in planned.parts[:QUERY_WINDOWS_MAX]
+    ]
+    return EmbeddedQuery(vector=mean_direction(rows), model=planned.model)
+
+
+def mean_direction(vectors: Sequence[bytes]) -> bytes:
+    """The unit vector of the sum of unit vectors; the first one where they cancel each other out."""
+    rows = [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in vectors]
+    total = [math.fsum(values) for values in zip(*rows, strict=True)]
+    length = math.sqrt(math.fsum(value * value for value in total))
+    if length == 0.0:
+        return vectors[0]
+    return struct.pack(f"<{len(total)}f", *(value / length for value in total))
 
 
 def provenance(reads: Reads, memory: Row) -> dict[str, Any]:

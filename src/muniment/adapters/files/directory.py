@@ -38,7 +38,7 @@ class DataDirectory:
         """
         self.path = path
         try:
-            path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            _make(path)
             self._lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError("data_dir", f"{path} cannot be used: {error.strerror}") from error
@@ -93,6 +93,24 @@ class DataDirectory:
         os.close(self._lock)
 
 
+def _make(path: Path) -> None:
+    """Make a directory and its parents so that a power loss cannot take their names away again."""
+    if path.is_dir():
+        return
+    if not path.parent.is_dir():
+        _make(path.parent)
+    path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def owner(path: Path) -> Owner | None:
     """The process that owns a directory now, or None; a dead owner's file does not count."""
     try:
@@ -128,8 +146,4 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _sync_directory(path.parent)

@@ -159,8 +159,10 @@ class SqliteLedger:
                 self._wake.wait()
             batch: list[_Waiting] = []
             room = self._batching.bytes_max
-            for lane in self._lanes:
-                while lane and len(batch) < self._batching.commands_max:
+            # Accepts go first, and leave a quarter of a full batch to the work on what was accepted.
+            others = min(len(self._lanes[1]), self._batching.commands_max // 4)
+            for lane, most in zip(self._lanes, (-others, 0), strict=True):
+                while lane and len(batch) < self._batching.commands_max + most:
                     if batch and lane[0].byte_count > room:
                         break
                     room -= lane[0].byte_count
@@ -188,5 +190,6 @@ class SqliteLedger:
                 continue
             if reply.error is not None:
                 each.future.set_exception(reply.error)
+                each.future.exception()  # Seen, should the caller have gone away: the ledger tells it later.
             else:
                 each.future.set_result(reply.value)

@@ -1,6 +1,5 @@
 """The SQLite store, synchronous: open, migrate, one transaction a batch, reads (rulings 11, 12, 16)."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,34 @@ LEDGER_FILE: Final = "ledger.db"
 Begin = Callable[[SqliteRows], None]
 
 
+class SameFiles:
+    """The database and its log are still the files that were opened.
+
+    SQLite goes on writing to a file that was deleted or replaced under it; what is acknowledged then is lost
+    at the next start. Looking costs two ``stat`` calls.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._names = (path, path.with_name(f"{path.name}-wal"))
+        self._known = [self._identity(name) for name in self._names]
+
+    def check(self) -> None:
+        """Raise LedgerUnavailable if one of them is gone or another."""
+        for name, known in zip(self._names, self._known, strict=True):
+            found = self._identity(name)
+            if found != known:
+                what = "was removed" if found is None else "was replaced"
+                raise LedgerUnavailable(f"operation ledger unavailable: {name.name} {what} while it was open")
+
+    @staticmethod
+    def _identity(name: Path) -> tuple[int, int] | None:
+        try:
+            state = name.stat()
+        except OSError:
+            return None
+        return (state.st_dev, state.st_ino)
+
+
 class SqliteStore:
     """One data directory's ledger. One thread writes; each reading thread has its own ``reader()``."""
 
@@ -28,7 +55,7 @@ class SqliteStore:
         self._handle = handle
         self._connection = open_writer(self.path)
         self._rows = SqliteRows(self._connection)
-        self._inode: int | None = None
+        self._files: SameFiles | None = None
         self._wal_pages = 0
         self._connection.set_wal_hook(self._note_wal_pages)
 
@@ -42,7 +69,7 @@ class SqliteStore:
         store = cls(directory, handle)
         try:
             store._migrate(begin, incarnation)
-            store._inode = store.path.stat().st_ino
+            store._files = SameFiles(store.path)
         except BaseException:
             store.close()
             raise
@@ -102,6 +129,7 @@ class SqliteStore:
         the process must end.
         """
         replies: list[Reply] = []
+        self._check_files()
         with self._transaction():
             replies.extend(attempt(self._handle, self._rows, command, self._appended) for command in commands)
         return replies, self._rows.take_sealed()
@@ -119,9 +147,8 @@ class SqliteStore:
         with committing():
             try:
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
-            except (
-                apsw.BusyError
-            ):  # A reader holds the log; what can be copied is, and the next commit tries again.
+            except apsw.BusyError:
+                # A reader holds the log; what can be copied is, and the next commit tries again.
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _note_wal_pages(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
@@ -131,14 +158,16 @@ class SqliteStore:
     def check_identity(self) -> None:
         """Raise LedgerUnavailable if the file at the path cannot be opened or is not the open one."""
         try:
-            with self.path.open("r+b") as file:
-                same = os.fstat(file.fileno()).st_ino == self._inode
+            with self.path.open("r+b"):
+                self._check_files()
         except OSError as error:
             raise LedgerUnavailable(
                 f"operation ledger unavailable: {self.path.name}: {error.strerror}"
             ) from error
-        if not same:
-            raise LedgerUnavailable("operation ledger unavailable: ledger.db was replaced while it was open")
+
+    def _check_files(self) -> None:
+        if self._files is not None:
+            self._files.check()
 
     def read(self, query: Callable[[Reads], T]) -> T:
         """Read through the writing connection, outside of any write."""
@@ -147,7 +176,7 @@ class SqliteStore:
 
     def reader(self) -> "SqliteReader":
         """A new reading connection, for one thread."""
-        return SqliteReader(self.path)
+        return SqliteReader(self.path, self._files)
 
     def close(self) -> None:
         """Close the writing connection."""
@@ -157,12 +186,15 @@ class SqliteStore:
 class SqliteReader:
     """A read-only connection; each ``read`` is one consistent snapshot."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: SameFiles | None = None) -> None:
+        self._files = files
         self._connection = open_reader(path)
         self._reads = SqliteReads(self._connection)
 
     def read(self, query: Callable[[Reads], T]) -> T:
         """Run ``query`` in one read transaction."""
+        if self._files is not None:
+            self._files.check()
         with translated():
             self._connection.execute("BEGIN")
             try:
