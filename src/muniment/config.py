@@ -86,7 +86,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     executor_silence_seconds: Annotated[
         Seconds, described("Without a heartbeat for this long, readiness calls the model executor down.")
     ] = 5.0
-    executor_backoff_seconds_max: Annotated[Seconds, described("Longest pause before a new child.")] = 5.0
+    executor_backoff_seconds_max: Annotated[Seconds, described("Longest pause before a new child.")] = 30.0
     executor_tally: Annotated[
         str | None, described("File to which the child appends one line for each part that it embeds.")
     ] = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import structlog
 
 from muniment.config import Config
 from muniment.errors import ConfigError, ModelMismatch, OutcomeUnknown, RefusedStart
@@ -78,26 +79,25 @@ class _Ending:
         self.fault: BaseException | None = None
 
     def fatal(self, error: BaseException) -> None:
+        """Take the first fault, and say it at once: what comes after may end the process without a word."""
         if self.fault is None:
             self.fault = error
+            if not isinstance(error, RefusedStart):
+                structlog.get_logger("server").error("ended by a fault", exc_info=error)
         self.asked.set()
 
 
 async def _serve(config: Config, announce: Callable[[str], None]) -> int:
-    import structlog
-
-    log = structlog.get_logger("server")
     ending = _Ending()
     with _owned(config.data_path) as directory, _bound(config) as (listener, url):
         async with _running(config, directory, ending) as service:
             with _signals(ending):
                 await _listen(config, service, directory, _Front(listener, url, announce), ending)
         if ending.fault is None:
-            log.info("stopped")
+            structlog.get_logger("server").info("stopped")
             return EXIT_DONE
     if isinstance(ending.fault, RefusedStart):
         raise ending.fault
-    log.error("ended by a fault", exc_info=ending.fault)
     return EXIT_FAULT
 
 
@@ -260,8 +260,6 @@ def _ledger(config: Config, clock: Any, incarnation: str, ending: _Ending) -> "S
 def _executor(
     config: Config, ledger: "SqliteLedger", clock: Any
 ) -> "tuple[Supervisor, set[asyncio.Task[None]]]":
-    import structlog
-
     from muniment import executor_wiring
     from muniment.errors import Unavailable
     from muniment.executor.supervisor import Supervisor
@@ -349,7 +347,6 @@ async def _listen(
     config: Config, service: "Service", directory: "DataDirectory", front: _Front, ending: _Ending
 ) -> None:
     """Serve HTTP until the end is asked for, then let open requests finish within the drain time."""
-    import structlog
     import uvicorn
 
     from muniment.adapters.files.directory import Owner

@@ -6,7 +6,7 @@ The client does what the contract asks of it: it repeats the same body. Nothing 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -67,8 +67,14 @@ async def listed(wire: Wire) -> list[str]:
 
 async def lose_replies(url: str, proxy: LossyProxy, cuts: Iterable[int]) -> list[int]:
     """Cut the reply to one new operation after each of ``cuts`` bytes; return where a cut really happened."""
-    wire, done = await Wire.open(url), []
-    names = {}
+    async with Wire.open(url) as wire:
+        done, names = await cut_each(wire, proxy, cuts)
+        await all_stand(wire, names)
+    return done
+
+
+async def cut_each(wire: Wire, proxy: LossyProxy, cuts: Iterable[int]) -> tuple[list[int], dict[int, str]]:
+    done, names = [], {}
     for cut in cuts:
         names[cut] = f"{cut:04d}"
         body = submission(names[cut])
@@ -82,6 +88,11 @@ async def lose_replies(url: str, proxy: LossyProxy, cuts: Iterable[int]) -> list
         assert again.status == 200, f"cut {cut}: repeated, and answered {again}"
         judge("POST", OPERATIONS, again)
         assert again.json()["payload_hash"] == body["payload_hash"]
+    return done, names
+
+
+async def all_stand(wire: Wire, names: Mapping[int, str]) -> None:
+    """Each operation has ended as one memory, and a repetition is answered with its receipt."""
     memories = set()
     for cut, name in names.items():
         receipt = await settled(wire, f"lost-{name}")
@@ -94,8 +105,6 @@ async def lose_replies(url: str, proxy: LossyProxy, cuts: Iterable[int]) -> list
         assert (memory["content"], memory["operation_id"]) == (CONTENT, f"lost-{name}")
         memories.add(memory["id"])
     assert len(memories) == len(names)
-    await wire.close()
-    return done
 
 
 @contextlib.contextmanager
@@ -104,19 +113,19 @@ def proxied(server: Server) -> Iterator[LossyProxy]:
         yield proxy
 
 
-def reply_length(server: Server, proxy: LossyProxy) -> int:
+async def reply_length(proxy: LossyProxy) -> int:
     """How long the reply to a first submission is: the whole of one is let through."""
     proxy.reply_bytes = None
-    arrived = through(proxy, post_bytes(submission("whole"[:4]), close=True))
-    assert arrived.startswith(b"HTTP/1.1 202 ")
-    return len(arrived) - len(b"connection: close\r\n")
+    async with Wire.open(f"http://127.0.0.1:{proxy.port}") as wire:
+        assert (await wire.post(submission("full"))).status == 202
+        return len(proxy.replied)
 
 
 def test_reply_lost_after_every_byte(tmp_path: Path) -> None:
     with Server(tmp_path / "store") as server:
         server.wait_ready("search_ready")
         with proxied(server) as proxy:
-            length = reply_length(server, proxy)
+            length = asyncio.run(reply_length(proxy))
             cuts = range(length)
             done = asyncio.run(lose_replies(server.url, proxy, cuts))
             stored = asyncio.run(everything(server.url))
@@ -124,15 +133,13 @@ def test_reply_lost_after_every_byte(tmp_path: Path) -> None:
     print(f"replies cut: {len(done)}, after byte 0 to {length - 1}")
     assert done == list(cuts)
     assert len(done) >= REPLY_CASES_MIN
-    assert sorted(stored) == sorted(["lost-whol", *(f"lost-{cut:04d}" for cut in cuts)])
+    assert sorted(stored) == sorted(["lost-full", *(f"lost-{cut:04d}" for cut in cuts)])
     assert wiring.check(tmp_path / "store").findings == []
 
 
 async def everything(url: str) -> list[str]:
-    wire = await Wire.open(url)
-    found = await listed(wire)
-    await wire.close()
-    return found
+    async with Wire.open(url) as wire:
+        return await listed(wire)
 
 
 def test_request_cut_after_every_byte_stores_nothing(tmp_path: Path) -> None:
@@ -147,16 +154,15 @@ def test_request_cut_after_every_byte_stores_nothing(tmp_path: Path) -> None:
             assert proxy.cuts == len(request)
 
         async def after() -> None:
-            wire = await Wire.open(server.url)
-            # Whatever the server still had to read of the cut requests, it has read before this one.
-            assert (await wire.post(submission("full"))).status == 202
-            assert (await wire.get(f"{OPERATIONS}/lost-half")).status == 404
-            assert await listed(wire) == ["lost-full"]
-            first = await wire.post(body)
-            assert (first.status, first.json()["progress_seq"]) == (202, 1)
-            assert (await settled(wire, "lost-half"))["state"] == "committed"
-            assert await listed(wire) == ["lost-full", "lost-half"]
-            await wire.close()
+            async with Wire.open(server.url) as wire:
+                # Whatever the server still had to read of the cut requests, it has read before this one.
+                assert (await wire.post(submission("full"))).status == 202
+                assert (await wire.get(f"{OPERATIONS}/lost-half")).status == 404
+                assert await listed(wire) == ["lost-full"]
+                first = await wire.post(body)
+                assert (first.status, first.json()["progress_seq"]) == (202, 1)
+                assert (await settled(wire, "lost-half"))["state"] == "committed"
+                assert await listed(wire) == ["lost-full", "lost-half"]
 
         asyncio.run(after())
         server.terminate()
@@ -219,7 +225,10 @@ handlers.read_json_body = read
 
 @pytest.mark.parametrize(
     ("code", "complaint"),
-    [(ANSWERS_BEFORE_THE_LEDGER, "repeated, and answered"), (STORES_UNDER_A_FRESH_ID, "repeated, and answered")],
+    [
+        (ANSWERS_BEFORE_THE_LEDGER, "repeated, and answered"),
+        (STORES_UNDER_A_FRESH_ID, "repeated, and answered"),
+    ],
     ids=["answers before the ledger", "stores under a fresh ID"],
 )
 def test_control_a_server_that_forgets_is_noticed(tmp_path: Path, code: str, complaint: str) -> None:

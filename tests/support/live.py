@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -49,9 +50,17 @@ class Wire:
         self._writer = writer
 
     @classmethod
-    async def open(cls, url: str) -> Self:
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator[Self]:
+        """A connection to a server, closed at the end of the block."""
         address = urlsplit(url)
-        return cls(*await asyncio.open_connection(address.hostname, address.port))
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def send(self, request: bytes) -> Reply:
         """Send a request made by ``request_bytes`` and return its whole response."""
@@ -69,10 +78,6 @@ class Wire:
 
     async def get(self, path: str) -> Reply:
         return await self.send(request_bytes("GET", path))
-
-    async def close(self) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
 
 
 def judge(method: str, path: str, reply: Reply) -> None:

@@ -88,7 +88,7 @@ def missing(facts: Iterable[Fact], reads: Reads) -> list[str]:
     reached = defaultdict(set)
     for event in reads.rows("event"):
         reached[event["operation_n"]].add(event["to_state"])
-    journal = {unit.position: sha256(unit.bytes) for unit in units(reads)}
+    journal = {unit.position: sha256(unit.data) for unit in units(reads)}
     vectors = indexed(reads)
     generation = max(
         (row["generation"] for row in reads.rows("evidence") if row["operation_n"] == 0), default=0
@@ -209,12 +209,12 @@ def _held_problems(reads: Reads) -> Iterator[str]:
 def _journal_problems(reads: Reads) -> Iterator[str]:
     chain, found = replay.CHAIN_START, list(units(reads))
     for position, unit in enumerate(found, 1):
-        chain = replay.link(chain, replay.digest(unit.bytes))
-        if (unit.position, unit.digest, unit.chain) != (position, replay.digest(unit.bytes), chain):
+        chain = replay.link(chain, replay.digest(unit.data))
+        if (unit.position, unit.digest, unit.chain) != (position, replay.digest(unit.data), chain):
             yield f"journal unit {unit.position} is not the {position}th of its chain"
             return
     try:
-        folded = replay.fold(replay.decode(unit.bytes) for unit in found)
+        folded = replay.fold(replay.decode(unit.data) for unit in found)
     except AssertionError as error:
         yield f"the journal cannot be folded: {error}"
         return

@@ -7,7 +7,7 @@ dependency against the order of a queue would stop both for ever.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -95,7 +95,11 @@ class Schedule:
             self._waiting.setdefault((operation.account, depends_on), set()).add(operation.n)
         for queue in operation.queues:
             self._queues.setdefault(queue, {})[operation.n] = None
-            self._touched[queue] = None
+        self._touch(operation)
+        if self._waiting.get((operation.account, operation.id)):
+            # Those who wait for it wait from now on for whatever stands before it, which may let that pass.
+            for n in self._before_transitively(operation.n):
+                self._touch(self._open[n])
         if operation.state is State.ACCEPTED and (operation.kind is Kind.ADD_MEMORY or operation.unmet):
             self._fresh.append(operation.n)
         self._offer(operation)
@@ -110,6 +114,7 @@ class Schedule:
         elif isinstance(unit, journal.Advance):
             self.release(unit.n)
             self._offer(operation)
+            self._touch(operation)  # What it waited for may have been committed while it was busy.
 
     def _remove(self, operation: Unfinished, *, met: bool) -> None:
         self.release(operation.n)
@@ -119,7 +124,7 @@ class Schedule:
             self._queues[queue].pop(operation.n)
             if not self._queues[queue]:
                 del self._queues[queue]
-            self._touched[queue] = None
+        self._touch(operation)
         for depends_on in operation.unmet:
             self._waiting[operation.account, depends_on].discard(operation.n)
         if met:
@@ -127,7 +132,7 @@ class Schedule:
                 dependant = self._open[n]
                 dependant.unmet.discard(operation.id)
                 self._offer(dependant)
-                self._touched |= dict.fromkeys(dependant.queues)
+                self._touch(dependant)
 
     def _offer(self, operation: Unfinished) -> None:
         """Line a memory up as soon as nothing stands before its plan."""
@@ -156,7 +161,11 @@ class Schedule:
         if operation.state is State.ACCEPTED and (operation.kind is Kind.ADD_MEMORY or operation.unmet):
             self._fresh.append(n)
         self._offer(operation)
-        self._touched |= dict.fromkeys(operation.queues)
+        self._touch(operation)
+
+    def _touch(self, operation: Unfinished) -> None:
+        """Look at its queues next time. Sorted, since the order of a set differs from process to process."""
+        self._touched |= dict.fromkeys(sorted(operation.queues))
 
     def due(self, memories_max: int) -> Iterator[Work]:
         """Hand out all work that is due; each operation is busy until its end or ``again``."""
@@ -178,38 +187,54 @@ class Schedule:
         return Work(operation.n, verb)
 
     def _due_in(self, queue: Queue) -> Iterator[Work]:
-        for n in list(self._queues.get(queue, ())):
+        """The first operation of a queue that waits for no dependency, if it is its turn; others wait for it."""
+        for n in self._queues.get(queue, ()):
             operation = self._open[n]
-            if operation.unmet:
-                continue
-            if operation.busy is not None or not self._has_turn(operation):
+            if not operation.unmet:
+                if operation.busy is None and self._has_turn(operation):
+                    yield self._start(operation, Verb.APPLY)
                 return
-            yield self._start(operation, Verb.APPLY)
 
     def _has_turn(self, operation: Unfinished) -> bool:
+        """Whether every earlier one in its queues waits for it, and for a dependency at all."""
+        return all(
+            self._open[earlier].unmet and self._waits_for(earlier, operation.n)
+            for earlier in self._earlier(operation)
+        )
+
+    def _earlier(self, operation: Unfinished) -> Iterator[int]:
         for queue in operation.queues:
-            for earlier in self._queues[queue]:
-                if earlier == operation.n:
+            for n in self._queues[queue]:
+                if n == operation.n:
                     break
-                if not self._waits_for(earlier, operation.n):
-                    return False
-        return True
+                yield n
 
     def _waits_for(self, n: int, goal: int) -> bool:
         """Whether ``n`` cannot end before ``goal`` has, by dependencies and by the order of queues."""
+        return goal in self._before_transitively(n)
+
+    def _before_transitively(self, n: int) -> Iterator[int]:
+        """All that must end before ``n`` can."""
+        return self._reached(n, self._before)
+
+    def _reached(self, n: int, step: Callable[[Unfinished], Iterator[int]]) -> Iterator[int]:
         seen, stack = {n}, [n]
         while stack:
-            operation = self._open[stack.pop()]
-            before = [self._by_id.get((operation.account, depends_on)) for depends_on in operation.unmet]
-            for queue in operation.queues:
-                for earlier in self._queues[queue]:
-                    if earlier == operation.n:
-                        break
-                    before.append(earlier)
-            for each in before:
-                if each == goal:
-                    return True
-                if each is not None and each not in seen:
+            for each in step(self._open[stack.pop()]):
+                if each not in seen:
                     seen.add(each)
                     stack.append(each)
-        return False
+                    yield each
+
+    def _depends(self, operation: Unfinished) -> Iterator[int]:
+        for depends_on in operation.unmet:
+            n = self._by_id.get((operation.account, depends_on))
+            if n is not None:
+                yield n
+
+    def _before(self, operation: Unfinished) -> Iterator[int]:
+        """Its open dependencies, and the earlier ones of its queues that do not themselves depend on it."""
+        yield from self._depends(operation)
+        for n in self._earlier(operation):
+            if not self._open[n].unmet or operation.n not in self._reached(n, self._depends):
+                yield n

@@ -115,7 +115,9 @@ def _check_cycle(rows: Rows, asked: command.Accept) -> None:
 
     def dependencies_of(operation_id: str) -> list[str]:
         row = rows.find_operation(asked.account, operation_id)
-        return [] if row is None else [each["depends_on"] for each in rows.dependencies(row["n"])]
+        if row is None or row["state"] in TERMINAL:  # What has ended waits for nothing.
+            return []
+        return [each["depends_on"] for each in rows.dependencies(row["n"])]
 
     if dependencies.closes_cycle(asked.operation_id, asked.dependencies, dependencies_of):
         raise InvalidField("dependencies", f"operation '{asked.operation_id}' would wait for itself")
