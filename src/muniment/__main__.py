@@ -5,9 +5,12 @@ import sys
 
 def main() -> int:
     """Run the command line and return its exit code (``muniment.cli.exits``)."""
-    from muniment.cli.main import run
+    try:
+        from muniment.cli.main import run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # Before a command began, or while one was ending.
+        return 130
 
 
 if __name__ == "__main__":

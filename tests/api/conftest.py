@@ -1,14 +1,14 @@
 """One running server for the tests that leave it as they found it; others start their own."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from tests.support.seed_contract import ContractClient
 from tests.support.server import Server
 
-LIMITS: Final = {
+LIMITS: Final[dict[str, Any]] = {
     "body_bytes_max": 200_000,
     "content_bytes_max": 100_000,
     "attributes_bytes_max": 10_000,

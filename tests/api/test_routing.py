@@ -38,7 +38,7 @@ PIECES: Final = (
     "//",
 )
 IDS: Final = st.one_of(
-    st.text(st.characters(exclude_categories=("Cs",)), min_size=1),
+    st.text(st.characters(codec="utf-8"), min_size=1),
     st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join),
 )
 

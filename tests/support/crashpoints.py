@@ -6,12 +6,12 @@ of it. Whatever the child tells through the pipe was told after ``transact`` had
 """
 
 import os
+import secrets
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -21,10 +21,23 @@ from tests.support.truth import Fact
 
 CHILD_DONE: Final = 0
 CHILD_FAILED: Final = 70
-READ_BYTES: Final = 1 << 16
 NEVER: Final = -1
+SEED_VARIABLE: Final = "MUNIMENT_CRASH_SEED"
+ALL_VARIABLE: Final = "MUNIMENT_CRASH_ALL"
+SEED_BITS: Final = 32
 
 Tell = Callable[[Fact], None]
+
+
+def seed() -> int:
+    """The seed that chooses a sample: the one that was asked for (``scripts/crash --seed``), or a new one."""
+    asked = os.environ.get(SEED_VARIABLE)
+    return int(asked) if asked else secrets.randbits(SEED_BITS)
+
+
+def all_cases() -> bool:
+    """Whether every case is to be run, and not a sample (``scripts/crash --all``)."""
+    return os.environ.get(ALL_VARIABLE) == "1"
 
 
 class Place(StrEnum):
@@ -149,17 +162,3 @@ def _live(work: Callable[[Tell], None], writing: int) -> NoReturn:
 
 def _write(writing: int, fact: Fact) -> None:
     os.write(writing, msgspec.json.encode(fact) + b"\n")
-
-
-def statements_of(work: Callable[[Fuse], None]) -> list[int]:
-    """Run ``work`` undisturbed in this process; return the statements of each of its transactions."""
-    fuse = Fuse(None)
-    work(fuse)
-    return fuse.statements
-
-
-def fresh(parent: Path, name: str) -> Path:
-    """A new, empty directory."""
-    directory = parent / name
-    directory.mkdir()
-    return directory

@@ -1,4 +1,4 @@
-"""What tests do to a server that runs: talk to it without an HTTP library between, find its executor, patch it."""
+"""What tests do to a running server: talk to it with no HTTP library between, find its executor, patch it."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def executor_pid(server: Server, seconds: float = 30.0) -> int:
 
 
 def patched(directory: Path, code: str) -> dict[str, str]:
-    """The environment of a server that runs ``code`` before anything else: how a planted fault gets into it."""
+    """The environment of a server that runs ``code`` first of all: how a planted fault gets into it."""
     directory.mkdir(parents=True, exist_ok=True)
     guarded = "import sys\nif 'serve' in sys.orig_argv:\n" + "".join(
         f"    {line}\n" for line in code.strip().splitlines()

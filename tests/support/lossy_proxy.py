@@ -1,4 +1,4 @@
-"""A TCP proxy that loses the rest: after a given byte of the request or of the reply both sides are cut off."""
+"""A TCP proxy that loses the rest: after a given byte of request or reply both sides are cut off."""
 
 import select
 import socket
@@ -15,10 +15,10 @@ RESET: Final = struct.pack("ii", 1, 0)
 class LossyProxy:
     """Passes one connection after the other on to ``upstream``, as far as the two limits let it.
 
-    Of the client's bytes ``request_bytes`` reach the server, of the server's ``reply_bytes`` reach the client;
-    None is all of them. The limit of the reply takes effect when the server has begun to answer, so with 0 the
-    request has been carried out and the client hears nothing. The client sees an end of the stream, the server a
-    reset. ``cuts`` counts what was really cut, ``replied`` holds what the server said in the last connection.
+    ``request_bytes`` of the request reach the server, ``reply_bytes`` of the answer the client; None is all.
+    The limit of the reply takes effect when the server has begun to answer, so with 0 the request has been
+    carried out and the client hears nothing. The client sees an end of the stream, the server a reset.
+    ``cuts`` counts what was really cut, ``replied`` holds what the server said in the last connection.
     """
 
     def __init__(self, upstream: str) -> None:

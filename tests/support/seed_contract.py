@@ -181,7 +181,7 @@ class Contract:
 
     def _expect_error(self, expected: int, status: int, headers: httpx.Headers, body: bytes | None) -> None:
         if status != expected:
-            raise ContractBrokenError(f"{status} where only {expected} fits: {body[:300]!r}")
+            raise ContractBrokenError(f"{status} where only {expected} fits: {(body or b'')[:300]!r}")
         if headers.get("content-type") != "application/json":
             raise ContractBrokenError(f"an error of type {headers.get('content-type')}")
         if body is not None:

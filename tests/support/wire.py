@@ -44,7 +44,7 @@ def receive(connection: socket.socket) -> httpx.Response:
         data += _more(connection)
     top, _, body = bytes(data).partition(b"\r\n\r\n")
     status, *lines = top.split(b"\r\n")
-    headers = httpx.Headers([tuple(line.split(b": ", 1)) for line in lines])
+    headers = httpx.Headers([(name, value) for name, _, value in (line.partition(b": ") for line in lines)])
     while len(body) < int(headers["content-length"]):
         body += _more(connection)
     return httpx.Response(int(status.split()[1]), headers=headers, content=body)

@@ -1,4 +1,4 @@
-"""The client against a server that is scripted to fail: nothing is guessed, nothing doubled, no wait endless."""
+"""The client against a server scripted to fail: nothing is guessed, nothing doubled, no wait is endless."""
 
 import json
 import threading
@@ -259,6 +259,18 @@ def test_a_no_is_not_repeated_and_keeps_its_words(script: Script, status: int, k
     ):
         client.submit(Kind.ADD_MEMORY, PAYLOAD, "op")
     assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("status", [400, 404, 409])
+@pytest.mark.parametrize("body", [b"<html>", b'{"detail": "Not Found"}', b'{"error": 1}', b"[]"])
+def test_somebody_elses_no_is_not_the_servers(script: Script, status: int, body: bytes) -> None:
+    with patient(script.run(answers(status, body))) as client:
+        with pytest.raises(UnexpectedAnswer):
+            client.receipt("op")
+        with pytest.raises(UnexpectedAnswer):
+            client.submit(Kind.ADD_MEMORY, PAYLOAD, "op")
+        with pytest.raises(UnexpectedAnswer):
+            client.ready()
 
 
 @pytest.mark.parametrize(

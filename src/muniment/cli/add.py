@@ -19,7 +19,9 @@ if TYPE_CHECKING:  # brings httpx, which `muniment --help` does not need
 
 
 def add(
-    text: Annotated[str | None, typer.Argument(help="What to remember; - reads it from stdin.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="What to remember; - reads it from stdin.")
+    ] = None,
     file: Annotated[
         str | None, typer.Option("--file", metavar="PATH", help="Read it from a file, byte for byte.")
     ] = None,

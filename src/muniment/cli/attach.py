@@ -17,7 +17,7 @@ from muniment.cli import exits
 from muniment.cli.options import Target
 from muniment.cli.output import note, safe
 from muniment.cli.settings import configured, flags
-from muniment.errors import NotFound, Unavailable
+from muniment.errors import ConfigError, NotFound, Unavailable
 
 if TYPE_CHECKING:  # brings httpx, which `muniment --help` does not need
     from muniment.client import Client
@@ -69,12 +69,15 @@ class Attachment:
         self._lasting = False
         self._turn = Turn(self._path)
         self._child: TemporaryServer | None = None
-        if not self._path.is_dir():
-            if not creates:
-                raise NotFound(
-                    f"there is no memory in {self._path}: `muniment add` or `muniment serve` makes one"
-                )
+        if not creates and not self._path.exists():
+            raise NotFound(
+                f"there is no memory in {self._path}: `muniment add` or `muniment serve` makes one"
+            )
+        try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as error:
+            raise ConfigError("data_dir", f"{self._path} cannot be used: {error.strerror}") from error
 
     def locate(self) -> str:
         """The base URL of the server that owns the directory now; starts one where there was none before.

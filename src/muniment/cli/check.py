@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from muniment.cli import exits, options, outcome
-from muniment.cli.output import safe_line, say, say_json
+from muniment.cli.output import note, safe_line, say, say_json
 from muniment.cli.settings import configured, flags
 from muniment.errors import InvalidField, NotFound
 
@@ -25,7 +25,7 @@ def check(
     if directory is not None and data_dir is not None:
         raise InvalidField("DATA_DIR", "is given twice")
     path = configured(flags(data_dir=directory or data_dir), config).data_path
-    if not path.is_dir():
+    if not path.exists():
         raise NotFound(f"there is no memory in {path}")
     from muniment import wiring
 
@@ -34,6 +34,8 @@ def check(
         say_json(report)
     for finding in () if as_json else report.findings:
         say(safe_line(f"{finding.file}: {finding.table}: {finding.row}: {finding.problem}"))
+    if report.owned_by is not None:
+        note(f"a server at {report.owned_by} owns it: this is one consistent state of what it writes")
     if report.findings:
         outcome.finish(exits.FAILED)
     if not as_json:

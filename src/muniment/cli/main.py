@@ -46,10 +46,13 @@ def run(arguments: list[str] | None = None) -> int:
     prepare_streams()
     try:
         code = _run(arguments)
+    except OutputClosedError:
+        code = exits.CLOSED
+    try:
         sys.stdout.flush()
-    except (OutputClosedError, BrokenPipeError):
+    except OSError:  # What it is about has been said, or nobody listens.
         leave_quietly()
-        return exits.CLOSED
+        return code or exits.CLOSED
     return code
 
 

@@ -12,7 +12,7 @@ from muniment.cli.output import json_text, safe, safe_line, say, say_bytes, say_
 
 
 def get(
-    key: Annotated[str, typer.Argument(help="Key of the memory, such as memory:abc...")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the memory, such as memory:abc...")],
     content: Annotated[
         bool,
         typer.Option("--content", help="Only the content: its exact bytes, unless stdout is a terminal."),

@@ -11,6 +11,8 @@ from typing import Any, Final, TextIO
 
 import msgspec
 
+from muniment.errors import MunimentError
+
 # C0 without tab and the two ends of a line, DEL, C1, and what reorders or hides text: bidirectional controls,
 # zero width characters, line and paragraph separators, tags, lone surrogates.
 _UNSAFE: Final = re.compile(
@@ -21,6 +23,10 @@ _UNSAFE: Final = re.compile(
 
 class OutputClosedError(Exception):
     """Whoever read stdout stopped reading."""
+
+
+class OutputFailedError(MunimentError):
+    """The output could not be written, such as to a full disk."""
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -52,8 +58,14 @@ def _write(stream: TextIO, line: str) -> None:
     try:
         stream.write(line + "\n")
         stream.flush()
-    except BrokenPipeError:
-        raise OutputClosedError from None
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> Exception:
+    if isinstance(error, BrokenPipeError):
+        return OutputClosedError()
+    return OutputFailedError(f"cannot write the output: {error.strerror}")
 
 
 def say(line: str = "") -> None:
@@ -66,8 +78,8 @@ def say_bytes(data: bytes) -> None:
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise OutputClosedError from None
+    except OSError as error:
+        raise _unwritten(error) from error
 
 
 def say_json(value: Any) -> None:

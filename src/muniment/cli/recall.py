@@ -16,7 +16,7 @@ _SHOWN: Final = ("owner", "agent_id", "session_id", "speaker", "role", "occurred
 
 
 def recall(
-    query: Annotated[str, typer.Argument(help="What to look for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", help="Most results. [default: the server's, 10]")
     ] = None,
@@ -24,6 +24,15 @@ def recall(
     agent: options.Agent = None,
     session: options.Session = None,
     category: options.Category = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait until search is ready: a model loads.",
+        ),
+    ] = SEARCH_WAIT_SECONDS,
     as_json: options.AsJson = False,
     url: options.Url = None,
     data_dir: options.DataDir = None,
@@ -32,7 +41,7 @@ def recall(
 ) -> None:
     """Find memories. Every filter that is given must match; nothing found is an answer, with exit code 0."""
     with attached(options.target(url, data_dir, config, assigned)) as client:
-        wait_for_search(client, SEARCH_WAIT_SECONDS)
+        wait_for_search(client, timeout)
         answer = client.recall(
             query, limit=limit, user_id=user, agent_id=agent, session_id=session, categories=category
         )

@@ -303,7 +303,7 @@ class Client:
         except httpx.TransportError as error:
             raise Unreachable(self._base, _words(error)) from error
         if response.status_code not in (200, 503):
-            _refuse(response)
+            raise UnexpectedAnswer(f"/ready was answered with status {response.status_code}")
         return _decoded(response.content, dict[str, Any])
 
     # One try
@@ -418,24 +418,30 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         raise UnexpectedAnswer(f"the server's answer is no {kind.__name__}: {error}") from error
 
 
-def _error_text(response: httpx.Response) -> str:
+def _reason(response: httpx.Response) -> str | None:
+    """The text of an error body of the contract, None for any other body."""
     try:
         body = msgspec.json.decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        body = None
-    if isinstance(body, dict) and isinstance(body.get("error"), str):
-        return str(body["error"])
-    return f"the server answered {response.status_code} without a reason"
+        return None
+    reason = body.get("error") if isinstance(body, dict) else None
+    return reason if isinstance(reason, str) else None
+
+
+def _error_text(response: httpx.Response) -> str:
+    return _reason(response) or f"the server answered {response.status_code} without a reason"
 
 
 def _refuse(response: httpx.Response) -> NoReturn:
-    """Raise what an answer other than success, and other than "not now", says."""
-    text = _error_text(response)
+    """Raise what an answer other than success, and other than "not now", says.
+
+    A 404 without our error body comes from somebody else, and does not say that there is no operation.
+    """
     known: dict[int, type[MunimentError]] = {400: RequestError, 404: NotFound, 409: ConflictAnswer}
-    kind = known.get(response.status_code)
-    if kind is None:
-        raise UnexpectedAnswer(f"{text} (status {response.status_code})")
-    raise kind(text)
+    kind, reason = known.get(response.status_code), _reason(response)
+    if kind is None or reason is None:
+        raise UnexpectedAnswer(f"{_error_text(response)} (status {response.status_code})")
+    raise kind(reason)
 
 
 def _same(receipt: Receipt, operation_id: str, payload_hash: str) -> Receipt:

@@ -352,8 +352,11 @@ class Tables:
                 self.rows[change.table][change.key] = row | change.values
             case Meet():
                 for key in self.waiting.pop((change.account_n, change.depends_on), []):
-                    self.rows["dependency"][key] |= {"met": 1}
-                    self.rows["operation"][(key[0],)] |= {"updated_us": change.at}
+                    self.rows["dependency"][key] = self.rows["dependency"][key] | {"met": 1}
+                    operation = self.rows["operation"][(key[0],)]
+                    # Times of one operation never decrease, whatever the clock does.
+                    touched = {"updated_us": max(change.at, operation["updated_us"])}
+                    self.rows["operation"][(key[0],)] = operation | touched
 
     def _insert(self, change: Insert, held: Mapping[tuple[str, Key], Row]) -> None:
         table = TABLES[change.table]

@@ -7,7 +7,7 @@ dependency against the order of a queue would stop both for ever.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -96,10 +96,9 @@ class Schedule:
         for queue in operation.queues:
             self._queues.setdefault(queue, {})[operation.n] = None
         self._touch(operation)
-        if self._waiting.get((operation.account, operation.id)):
-            # Those who wait for it wait from now on for whatever stands before it, which may let that pass.
-            for n in self._before_transitively(operation.n):
-                self._touch(self._open[n])
+        if self._waiting.get((operation.account, operation.id)) and (operation.unmet or operation.queues):
+            # Whoever waits for it waits from now on for all that stands before it, which may let that pass.
+            self._touched |= dict.fromkeys(self._queues)
         if operation.state is State.ACCEPTED and (operation.kind is Kind.ADD_MEMORY or operation.unmet):
             self._fresh.append(operation.n)
         self._offer(operation)
@@ -187,7 +186,7 @@ class Schedule:
         return Work(operation.n, verb)
 
     def _due_in(self, queue: Queue) -> Iterator[Work]:
-        """The first operation of a queue that waits for no dependency, if it is its turn; others wait for it."""
+        """The first operation of a queue that waits for no dependency, if it is its turn."""
         for n in self._queues.get(queue, ()):
             operation = self._open[n]
             if not operation.unmet:
@@ -196,10 +195,11 @@ class Schedule:
                 return
 
     def _has_turn(self, operation: Unfinished) -> bool:
-        """Whether every earlier one in its queues waits for it, and for a dependency at all."""
+        """Whether each earlier one in its queues waits for a dependency, and in the end for this."""
+        dependants = self._dependants(operation)
         return all(
-            self._open[earlier].unmet and self._waits_for(earlier, operation.n)
-            for earlier in self._earlier(operation)
+            self._open[n].unmet and (n in dependants or self._waits_for(n, operation.n))
+            for n in self._earlier(operation)
         )
 
     def _earlier(self, operation: Unfinished) -> Iterator[int]:
@@ -209,32 +209,34 @@ class Schedule:
                     break
                 yield n
 
+    def _dependants(self, operation: Unfinished) -> set[int]:
+        """All that depend on it by declaration, directly or over others."""
+        found: set[int] = set()
+        stack = [operation]
+        while stack:
+            each = stack.pop()
+            fresh = self._waiting.get((each.account, each.id), set()) - found
+            found |= fresh
+            stack.extend(self._open[n] for n in fresh)
+        return found
+
     def _waits_for(self, n: int, goal: int) -> bool:
         """Whether ``n`` cannot end before ``goal`` has, by dependencies and by the order of queues."""
-        return goal in self._before_transitively(n)
-
-    def _before_transitively(self, n: int) -> Iterator[int]:
-        """All that must end before ``n`` can."""
-        return self._reached(n, self._before)
-
-    def _reached(self, n: int, step: Callable[[Unfinished], Iterator[int]]) -> Iterator[int]:
         seen, stack = {n}, [n]
         while stack:
-            for each in step(self._open[stack.pop()]):
+            for each in self._before(self._open[stack.pop()]):
+                if each == goal:
+                    return True
                 if each not in seen:
                     seen.add(each)
                     stack.append(each)
-                    yield each
+        return False
 
-    def _depends(self, operation: Unfinished) -> Iterator[int]:
+    def _before(self, operation: Unfinished) -> Iterator[int]:
+        """Its open dependencies, and the earlier ones of its queues that do not depend on it themselves."""
         for depends_on in operation.unmet:
             n = self._by_id.get((operation.account, depends_on))
             if n is not None:
                 yield n
-
-    def _before(self, operation: Unfinished) -> Iterator[int]:
-        """Its open dependencies, and the earlier ones of its queues that do not themselves depend on it."""
-        yield from self._depends(operation)
-        for n in self._earlier(operation):
-            if not self._open[n].unmet or operation.n not in self._reached(n, self._depends):
-                yield n
+        dependants = self._dependants(operation)
+        yield from (n for n in self._earlier(operation) if n not in dependants)

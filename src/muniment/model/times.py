@@ -28,15 +28,15 @@ def parse_rfc3339(text: str) -> int:
     fraction, sign, offset_hours, offset_minutes = match.groups()[6:]
     leap = second == 60  # RFC 3339 allows a leap second; it is read as the second after.
     moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=UTC)
-    if leap:
-        moment += timedelta(seconds=1)
     microsecond = int(((fraction or "") + "000000")[:6])
+    shift = timedelta(seconds=1 if leap else 0)
     if sign is not None:
         if int(offset_hours) > 23 or int(offset_minutes) > 59:
             raise ValueError("has an offset out of range")
         offset = timedelta(hours=int(offset_hours), minutes=int(offset_minutes))
-        try:
-            moment = moment - offset if sign == "+" else moment + offset
-        except OverflowError as error:
-            raise ValueError("is out of range") from error
+        shift += -offset if sign == "+" else offset
+    try:
+        moment += shift
+    except OverflowError as error:
+        raise ValueError("is out of range") from error
     return (moment - _EPOCH) // timedelta(microseconds=1) + microsecond

@@ -263,7 +263,9 @@ def _save_plan(rows: Rows, asked: command.SavePlan) -> int | None:
         return int(
             stored["n"]
         )  # The first plan that was persisted is the plan; a later one is not looked at.
-    if State(row["state"]) not in (State.VALIDATED, State.BLOCKED):
+    if State(row["state"]) not in (State.VALIDATED, State.BLOCKED) or row["kind"] != Kind.ADD_MEMORY:
+        return None
+    if asked.generation < row["executor_generation"] or _waits(rows, row):
         return None
     model_n = _model(rows, asked)
     first = row["executor_progress_seq"]
@@ -298,6 +300,10 @@ def _save_plan(rows: Rows, asked: command.SavePlan) -> int | None:
     )
     rows.append(unit, {})
     return unit.plan
+
+
+def _waits(rows: Rows, row: Row) -> bool:
+    return any(not each["met"] for each in rows.dependencies(row["n"]))
 
 
 def _model(rows: Rows, asked: command.SavePlan) -> int:
@@ -447,7 +453,7 @@ def _apply(rows: Rows, asked: command.Apply) -> command.Standing:
     if rejected is not None:
         facts = [*valid, Fact.DEPENDENCY_REJECTED]
         return _reject(rows, row, facts, *_for_dependency(rejected), now=asked.now)
-    if any(not each["met"] for each in rows.dependencies(asked.n)):
+    if _waits(rows, row):
         return _advance(rows, command.Advance(n=asked.n, now=asked.now))
     key = identity.object_key("stream", _account_key(rows, row), row["id"])
     step_key = identity.object_key("step", _account_key(rows, row), row["id"])

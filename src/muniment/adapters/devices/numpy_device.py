@@ -92,7 +92,10 @@ class NumpyDevice:
 
     def apply(self, deltas: Sequence[MemoryDelta], position: int) -> None:
         with self._applying:
-            fresh = [delta for delta in deltas if delta.object not in self._known]
+            first: dict[int, MemoryDelta] = {}
+            for delta in deltas:
+                first.setdefault(delta.object, delta)
+            fresh = [delta for delta in first.values() if delta.object not in self._known]
             columns, memories, parts = self._snapshot.columns, self._snapshot.memories, self._snapshot.parts
             if fresh:
                 columns, parts = self._append(columns, fresh, memories, parts)

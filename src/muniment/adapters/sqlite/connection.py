@@ -1,5 +1,6 @@
 """Opening a connection: pragmas, version check, SQLite's errors in our words (rulings 11 and 16)."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,10 @@ SQLITE_VERSION_MIN: Final = (3, 51, 3)
 PAGE_BYTES: Final = 4096
 READER_BUSY_MS: Final = 250
 
+# SQLite calls a write "full" for ENOSPC alone. A file or a quota that may not grow is the same clean no.
+FULL_ERRNOS: Final = frozenset({errno.EFBIG, errno.EDQUOT})
+READ_ERRORS: Final = frozenset({apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ})
+
 
 def check_version(version: str) -> None:
     """Refuse a SQLite library with the WAL-reset race."""
@@ -30,10 +35,14 @@ def check_version(version: str) -> None:
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """The one writing connection. Checkpoints are explicit, so that a failed fsync in one is never silent."""
+    """The one writing connection. Checkpoints are explicit, so that a failed fsync in one is never silent.
+
+    Closing it, or dropping it, touches no file: ``allow_cleanup`` comes before an orderly end.
+    """
     check_version(apsw.sqlite_lib_version())
     with translated():
         connection = apsw.Connection(str(path))
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.set_busy_timeout(READER_BUSY_MS)
         for pragma in (
             f"page_size = {PAGE_BYTES}",
@@ -62,6 +71,11 @@ def open_reader(path: Path) -> apsw.Connection:
     return connection
 
 
+def allow_cleanup(connection: apsw.Connection) -> None:
+    """Let SQLite remove the empty log when the connection is closed."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+
+
 def _expect(connection: apsw.Connection, pragma: str, value: object) -> None:
     got = connection.execute(f"PRAGMA {pragma}").fetchall()[0][0]
     if got != value:
@@ -69,16 +83,22 @@ def _expect(connection: apsw.Connection, pragma: str, value: object) -> None:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Turn SQLite's errors outside of COMMIT into ours: full is a clean no, unreadable is unavailable."""
+def translated(connection: apsw.Connection | None = None) -> Iterator[None]:
+    """Turn SQLite's errors outside of COMMIT into ours: full is a clean no, unreadable is unavailable.
+
+    ``connection`` is asked why a write failed; only one that writes need be given.
+    """
     try:
         yield
     except apsw.FullError as error:
         raise StorageFull from error
+    except apsw.IOError as error:
+        if connection is not None and _is_full(connection, error):
+            raise StorageFull from error
+        raise LedgerUnavailable(f"operation ledger unavailable: {error}") from error
     except (apsw.CorruptError, apsw.NotADBError) as error:
         raise Corrupt(f"ledger.db: {error}") from error
     except (
-        apsw.IOError,
         apsw.BusyError,
         apsw.LockedError,
         apsw.CantOpenError,
@@ -94,13 +114,31 @@ def translated() -> Iterator[None]:
         raise InvariantBroken(f"a constraint of the schema refused a write: {error}") from error
 
 
+def _is_full(connection: apsw.Connection, error: apsw.Error) -> bool:
+    return error.extendedresult == apsw.SQLITE_IOERR_WRITE and connection.system_errno in FULL_ERRNOS
+
+
 @contextmanager
-def committing() -> Iterator[None]:
-    """The same around COMMIT and checkpoints, where an I/O error leaves the outcome unknown (ruling 11)."""
+def committing(connection: apsw.Connection) -> Iterator[None]:
+    """The same around COMMIT, where an I/O error leaves the outcome unknown (ruling 11)."""
     try:
-        with translated():
+        with translated(connection):
             yield
     except LedgerUnavailable as error:
         if isinstance(error.__cause__, apsw.BusyError):
             raise
         raise OutcomeUnknown from error
+
+
+@contextmanager
+def checkpointing(connection: apsw.Connection) -> Iterator[None]:
+    """The same around a checkpoint: what cannot be read stays in the log, a failed write or fsync is unknown."""
+    try:
+        with committing(connection):
+            yield
+    except OutcomeUnknown as unknown:
+        unavailable = unknown.__cause__
+        cause = None if unavailable is None else unavailable.__cause__
+        if isinstance(cause, apsw.IOError) and cause.extendedresult in READ_ERRORS:
+            raise LedgerUnavailable(f"operation ledger unavailable: {cause}") from cause
+        raise

@@ -8,6 +8,9 @@ SELECT value FROM meta WHERE key = :key;
 -- name: set_meta
 INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
+-- name: definitions
+SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY type, name;
+
 -- name: write_probe
 INSERT INTO probe (n, at_us) VALUES (1, :now) ON CONFLICT (n) DO UPDATE SET at_us = excluded.at_us;
 
@@ -218,7 +221,7 @@ UPDATE step SET status = :status, completed_by = :completed_by, completed_us = :
 WHERE object_n = :object_n AND completed_by IS :was_completed_by;
 
 -- name: touch_dependents
-UPDATE operation SET updated_us = :at
+UPDATE operation SET updated_us = max(updated_us, :at)
 WHERE n IN (
   SELECT operation_n FROM dependency WHERE account_n = :account_n AND depends_on = :depends_on AND met = 0
 );
