@@ -406,6 +406,30 @@ def test_two_commands_at_once_share_what_the_first_one_started(
     assert states == {"text-0": "committed", "text-1": "committed"}
 
 
+def test_a_command_outlives_the_temporary_server_of_another(
+    tmp_path: Path, started: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    where = tmp_path / "data"
+    first = started("import", "-", "--data-dir", str(where), stdin=subprocess.PIPE)
+    until(lambda: wiring.owner(where) is not None)
+    owner = wiring.owner(where)
+    assert owner is not None
+    blocked(owner.url, "waits", on="first")
+    second = started("watch", "waits", "--json", "--data-dir", str(where))
+    assert second.stdout is not None
+    before = [json.loads(second.stdout.readline()) for _ in range(3)]
+    _, err = first.communicate(timeout=SECONDS)
+    assert first.returncode == 0, err
+    assert not Path(f"/proc/{owner.pid}").exists()
+    added = muniment("add", "First.", "--id", "first", "--data-dir", str(where))
+    assert added.returncode == 0, added.stderr
+    out, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 0, err
+    events = before + [json.loads(line) for line in out.splitlines()]
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    assert wiring.owner(where) is None
+
+
 def test_the_temporary_server_ends_with_its_command_even_by_sigkill(
     tmp_path: Path, started: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:

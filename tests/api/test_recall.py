@@ -76,7 +76,7 @@ def test_a_limit_and_filters_bound_what_is_recalled(client: ContractClient) -> N
         assert answer.status_code == 200
         return len(answer.json()["results"])
 
-    assert [count(limit=limit) for limit in (1, 2, 3, 200, None)] == [1, 2, 3, 3, 3]
+    assert [count(limit=limit) for limit in (1, 2.0, 3, 200, None)] == [1, 2, 3, 3, 3]
     assert count(session_id="s1") == 1
     assert count(session_id=None, agent_id=None, categories=None) == 3
     assert count(session_id="s3") == 0
@@ -96,7 +96,7 @@ def test_a_limit_and_filters_bound_what_is_recalled(client: ContractClient) -> N
         ({"query": "x", "limit": 0}, "limit"),
         ({"query": "x", "limit": 201}, "limit"),
         ({"query": "x", "limit": "1"}, "limit"),
-        ({"query": "x", "limit": 1.0}, "limit"),
+        ({"query": "x", "limit": 1.5}, "limit"),
         ({"query": "x", "limit": True}, "limit"),
         ({"query": "x", "user_id": 1}, "user_id"),
         ({"query": "x", "agent_id": []}, "agent_id"),

@@ -1,4 +1,4 @@
-"""The ledger suite runs on every backend; each store that a test has opened is checked at its end (ruling 12)."""
+"""The ledger suite runs on every backend; each store is checked at the end of its test (ruling 12)."""
 
 from collections.abc import Iterator
 from pathlib import Path

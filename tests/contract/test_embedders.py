@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -543,6 +544,38 @@ def test_a_directory_is_identified_by_its_files(tmp_path: Path, bundled: OnnxEmb
     assert found.embed(["same weights"]).tobytes() == bundled.embed(["same weights"]).tobytes()
 
 
+@pytest.mark.parametrize("name", ["weights.bin", "../weights.bin"])
+def test_tensor_files_of_any_name_belong_to_the_identity_and_lie_beside_the_graph(
+    name: str, tmp_path: Path
+) -> None:
+    """The bundled graph, changed to name its data file otherwise: protobuf holds the length in front."""
+    directory = linked_directory(tmp_path)
+    graph, data = directory / "onnx/model.onnx", directory / "onnx/model.onnx_data"
+    old = b"\x12\x0fmodel.onnx_data"
+    assert old in graph.read_bytes()
+    renamed = graph.read_bytes().replace(old, b"\x12\x0f" + name.rjust(15, "w").encode())
+    graph.unlink()
+    graph.write_bytes(renamed)
+    shutil.copyfile(
+        data, data.with_name("wwwwweights.bin")
+    )  # onnxruntime follows no link out of the directory
+    data.unlink()
+    if "/" in name:
+        with pytest.raises(ConfigError, match="no file beside it"):
+            directory_files(directory)
+    else:
+        found = OnnxEmbedder(directory_files(directory), threads=1)
+        assert set(found.identity.files) == {"model.onnx", "wwwwweights.bin", "tokenizer.json"}
+
+
+def test_an_empty_graph_is_refused(tmp_path: Path) -> None:
+    directory = linked_directory(tmp_path)
+    (directory / "onnx/model.onnx").unlink()
+    (directory / "onnx/model.onnx").touch()
+    with pytest.raises(ConfigError, match="is empty"):
+        directory_files(directory)
+
+
 def test_settings_of_a_directory_are_read(tmp_path: Path, bundled: OnnxEmbedder) -> None:
     directory = linked_directory(tmp_path)
     (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 128}', "utf-8")
@@ -555,6 +588,7 @@ def test_settings_of_a_directory_are_read(tmp_path: Path, bundled: OnnxEmbedder)
     pooling.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}', "utf-8")
     found = OnnxEmbedder(directory_files(directory), threads=1)
     assert found.identity.window_tokens == 128
+    assert "1_Pooling/config.json" in found.identity.files
     assert found.text_tokens_max == 126
     with pytest.raises(ExecutorFailed, match="more than the 256"):
         found.embed(["word " * 255])

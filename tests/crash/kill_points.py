@@ -9,12 +9,13 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from muniment.adapters.sqlite import check
 from muniment.adapters.sqlite.store import SqliteStore
 from muniment.errors import MunimentError
 from muniment.ports.ledger import Reads
@@ -26,7 +27,7 @@ from tests.support.crashpoints import Fuse, Place, Point, Tell, in_child, points
 from tests.support.truth import Fact
 
 STORE: Final = "store"
-VIOLATIONS_MAX: Final = 20
+VIOLATIONS_MAX: Final = 500
 
 
 class Verdict(msgspec.Struct):
@@ -113,8 +114,10 @@ class Proof:
             yield from (f"has not ended: {each}" for each in store.read(truth.open_operations))
             if again := sorted(saved & driver.executor.embedded.keys()):
                 yield f"embedded again: {again}"
-            if store.read(truth.outcome_digest) != clean:
-                yield "the outcome differs from that of an undisturbed run"
+        report = check.check(path)
+        yield from (f"check: {finding}" for finding in report.findings)
+        if report.outcome_digest != clean:
+            yield "the outcome differs from that of an undisturbed run"
 
     @contextlib.contextmanager
     def _fresh(self) -> Iterator[Path]:

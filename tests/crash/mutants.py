@@ -1,19 +1,21 @@
-"""What the proof of the crash tests must notice: each mutant breaks one promise, in the child or in recovery too."""
+"""What the proof must notice: each mutant breaks one promise, in the child that is killed and in recovery."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from unittest import mock
 
 import apsw
 
 from muniment.adapters.sqlite import store as store_module
+from muniment.adapters.sqlite.connection import open_writer
+from muniment.adapters.sqlite.queries import migrations
 from muniment.adapters.sqlite.rows import SqliteRows
 from muniment.adapters.sqlite.store import SqliteStore
 from muniment.core.tables import Row
 from muniment.model import command
 from muniment.model.command import Command
-from muniment.ports.ledger import Ledger, Reply
+from muniment.ports.ledger import Ledger, Reply, SealedUnit
 from muniment.stages import execute, ledger
 from tests.crash.workloads import Driver
 
@@ -61,15 +63,12 @@ def _after_commit_memory(statement: str) -> Patches:
 
 def two_memories(stack: contextlib.ExitStack) -> None:
     """A commit makes its memory twice. The schema refuses that, so the mutant has another schema."""
-    texts = [
-        (number, text.replace("operation_n INTEGER NOT NULL UNIQUE REFERENCES", "operation_n INTEGER REFERENCES"))
-        for number, text in store_module.migrations()
-    ]
+    unique, free = "operation_n INTEGER NOT NULL UNIQUE REFERENCES", "operation_n INTEGER REFERENCES"
+    texts = [(number, text.replace(unique, free)) for number, text in migrations()]
     _replaced(stack, store_module, "migrations", lambda: texts)
-    opened = store_module.open_writer
 
     def unchecked(*given: Any) -> apsw.Connection:
-        connection = opened(*given)
+        connection = open_writer(*given)
         connection.execute("PRAGMA foreign_keys = OFF")
         return connection
 
@@ -117,19 +116,27 @@ def _split_before(statement: str) -> Patches:
     return patch
 
 
+class _UndoneError(Exception):
+    """Carries out of a transaction what its caller is told all the same."""
+
+
 def rolled_back_and_acknowledged(stack: contextlib.ExitStack) -> None:
-    """A transaction that writes the plan is rolled back, and its caller hears that it was kept."""
+    """The transaction that commits a memory is rolled back, and everybody hears that it was kept."""
+    transact = SqliteStore.transact
 
-    @contextlib.contextmanager
-    def forgetful(self: SqliteStore) -> Iterator[None]:
-        with transaction(self):
-            yield
-            if any(unit.unit.__struct_config__.tag == "plan" for unit in self._rows.sealed):
-                self._connection.execute("ROLLBACK")
-                self._connection.execute("BEGIN IMMEDIATE")
+    def forgetful(self: SqliteStore, commands: Sequence[Command]) -> tuple[list[Reply], list[SealedUnit]]:
+        if not any(isinstance(asked, command.CommitMemory) for asked in commands):
+            return transact(self, commands)
+        try:
+            with self._transaction():
+                raise _UndoneError(
+                    [Reply(ledger.handle(self._rows, asked)) for asked in commands], self._rows.sealed
+                )
+        except _UndoneError as undone:
+            replies, sealed = undone.args
+            return replies, sealed
 
-    transaction = SqliteStore._transaction
-    _replaced(stack, SqliteStore, "_transaction", forgetful)
+    _replaced(stack, SqliteStore, "transact", forgetful)
 
 
 MUTANTS: Final[Mapping[str, Patches]] = {

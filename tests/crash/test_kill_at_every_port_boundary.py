@@ -28,14 +28,14 @@ LIMIT_SECONDS: Final = 280
 
 # Mutant -> the workload in which it does harm, and the complaint that proves that it was understood.
 CONTROLS: Final = {
-    "acknowledge before commit": ("exits", "acknowledged and gone: Accepted"),
+    "acknowledge before commit": ("exits", "acknowledged and gone: "),
     "two memories": ("short", "is committed and has {'memory': ['memory:"),
     "two events": ("short", "events [1, 2, 3, 4, 5, 6, 7], progress_seq 6"),
     "commit without effect": ("short", "which does not exist"),
     "skip rule removed": ("long", "embedded again: ['1:0'"),
     "journal apart from tables": ("tasks", "differs from the fold of the journal"),
     "event apart from state": ("cascade", "progress_seq"),
-    "rolled back and acknowledged": ("long", "acknowledged and gone: Written"),
+    "rolled back and acknowledged": ("short", "acknowledged and gone: Stood(id='short-1', state='committed')"),
 }
 
 
@@ -69,7 +69,7 @@ def test_nothing_acknowledged_is_lost_wherever_the_process_is_killed(tmp_path: P
     )
     assert verdict.violations == [], f"scripts/crash --seed {chosen_by}"
     assert kills == verdict.points >= POINTS
-    assert verdict.kills["before"] and verdict.kills["inside"] and verdict.kills["after"]
+    assert min(verdict.kills.values()) > 0
     assert verdict.facts > kills
     assert verdict.saved_parts
     assert bool(verdict.faults) == (workload == "exits")

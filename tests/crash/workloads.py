@@ -1,7 +1,7 @@
 """Five workloads for the ledger, and a driver that runs them without threads: same stages, same schedule.
 
-The driver does what coordinator and writer thread do, one step after the other, so that the n-th transaction of
-a run is the same one each time. The subject is the ledger; text is planned and embedded in process.
+The driver does what coordinator and writer thread do, one step after the other, so that the n-th transaction
+of a run is the same one each time. The subject is the ledger; text is planned and embedded in process.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Settle(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Steps, and the faults of the executor: label -> what befalls the first, second, ... request that has it."""
+    """Steps, and the executor's faults: label -> what befalls the first, second, ... request with it."""
 
     steps: tuple[Submit | Settle, ...]
     faults: Mapping[str, tuple[type[ExecutorFault], ...]] = {}
@@ -154,14 +154,16 @@ class Driver:
     def settle(self) -> None:
         """Work until nothing is due."""
         while due := list(self._schedule.due(IN_FLIGHT_MAX)):
-            advances = [command.Advance(n=work.n, now=self.now_us()) for work in due if work.verb is Verb.ADVANCE]
+            advances = [
+                command.Advance(n=work.n, now=self.now_us()) for work in due if work.verb is Verb.ADVANCE
+            ]
             if advances:
                 self.transact(advances)
             for work in due:
                 if work.verb is not Verb.ADVANCE:
                     self._do(work)
 
-    # Ports: clock and ledger
+    # What the stages are given: a clock and a ledger
 
     def now_us(self) -> int:
         self._clock += 1
@@ -210,6 +212,8 @@ class Driver:
                     self._tell(Indexed(self._ids[asked.n], part_index, sha256(data)))
             case command.Advance() | command.Apply() | command.CommitMemory():
                 self._tell(Stood(self._ids[asked.n], reply.value.state))
+            case _:
+                pass
 
     # Client
 
@@ -291,12 +295,19 @@ def complete(id: str, key: str, *dependencies: str, **attributes: Any) -> Submis
 
 
 def sentences(count: int) -> str:
-    return "".join(f"Sentence {number} says that shelf {number * 7} holds box {number}. " for number in range(count))
+    return "".join(
+        f"Sentence {number} says that shelf {number * 7} holds box {number}. " for number in range(count)
+    )
 
 
 SHORT: Final = Workload(
     (
-        Submit((remember("short-1", "The kettle is on the stove.", user_id="ann"), remember("short-2", "Tea at four."))),
+        Submit(
+            (
+                remember("short-1", "The kettle is on the stove.", user_id="ann"),
+                remember("short-2", "Tea at four."),
+            )
+        ),
         Settle(),
         Submit(
             (
@@ -323,7 +334,12 @@ LONG: Final = Workload(
 TASKS: Final = Workload(
     (
         # The completion waits for a step that nobody has sent yet, the memory for the completion.
-        Submit((complete("task-done", "pots", "task-step", result={"clean": True}), remember("task-note", "Done.", "task-done"))),
+        Submit(
+            (
+                complete("task-done", "pots", "task-step", result={"clean": True}),
+                remember("task-note", "Done.", "task-done"),
+            )
+        ),
         Submit((stream("task-stream", "kitchen", description="after dinner"),)),
         Settle(),
         Submit((step("task-step", "kitchen", "pots"), step("task-step-2", "kitchen", "pans"))),
@@ -356,7 +372,12 @@ CASCADE: Final = Workload(
         Settle(),
         Submit((complete("chain-0", "unknown key"),)),  # rejected, and everything that waits for it falls
         Settle(),
-        Submit((remember("late-1", "Too late.", "chain-2"), complete("late-2", "unknown", "chain-step", "good-1"))),
+        Submit(
+            (
+                remember("late-1", "Too late.", "chain-2"),
+                complete("late-2", "unknown", "chain-step", "good-1"),
+            )
+        ),
         Settle(),
     )
 )

@@ -1,17 +1,18 @@
 """R9: a write is carried out and its answer is lost, or it is refused before it was: the caller reconciles.
 
-A ledger port whose answer to one command is lost stands between the whole server and its real ledger, for each type
-of command and each call of a full workload. Nothing doubles, and the outcome is that of the undisturbed run. The
-answer of a ledger that is away (PostgreSQL after COMMIT, a connection that drops) looks like this.
+A ledger port that loses the answer to one command stands between the whole server and its real ledger, for
+each type of command and each call of a full workload. Nothing doubles, and the outcome is that of the
+undisturbed run. A ledger behind a connection, which drops after COMMIT, looks like this to its callers.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import apsw
 import msgspec
 import pytest
 
@@ -20,14 +21,16 @@ from muniment.config import Config
 from muniment.errors import ExecutorExited, ExecutorFailed, LedgerUnavailable, Unavailable
 from muniment.executor.supervisor import Supervisor
 from muniment.model import command
-from muniment.model.plan import ModelIdentity
 from muniment.ports.executor import Embedded, ExecutorHealth, Plan
-from muniment.runtime.coordinator import RETRY_SECONDS_MIN
-from muniment.runtime.service import Service
-from muniment.stages import execute, ledger
+from muniment.runtime.coordinator import RETRY_SECONDS_MIN, Coordinator
+from muniment.runtime.service import Service, Submitted
+from muniment.stages import execute, plan
 from tests.support import submissions
 
-CASE_SECONDS_MAX: Final = 60.0
+if TYPE_CHECKING:
+    from muniment.adapters.sqlite.check import Report
+
+CASE_SECONDS_MAX: Final = 120.0
 EMBED_SECONDS: Final = 1.5 * RETRY_SECONDS_MIN
 AT_ONCE: Final = 12
 CASES_MIN: Final = 90
@@ -39,12 +42,30 @@ SETTINGS: Final[Mapping[str, Any]] = {
 }
 SENTENCE: Final = "The lock keeper wrote down every boat that passed before noon. "
 EXITS, FAILS = "the executor ends here", "the executor refuses this once"
+ENDS: Final[Mapping[str, str]] = {
+    "waits": "committed",
+    "first": "committed",
+    "long": "committed",
+    "too-long": "rejected",
+    "exits": "committed",
+    "fails": "committed",
+    "after-rejection": "rejected",
+    "stream": "committed",
+    "step": "committed",
+    "done": "committed",
+    "done-otherwise": "rejected",
+}
+OPEN: Final = ("accepted", "validated", "blocked", "planned", "processing", "indexed")
+SUPERVISOR_CALLS: Final = {"ReserveGeneration": 1, "Observe": 3}
+"""The child is started, is ready, and has exited."""
 
 When = Literal["committed", "before"]
+WHENS: Final[tuple[When, ...]] = ("committed", "before")
+Repeat = Callable[[dict[str, Any], int], dict[str, Any]]
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The answer to call ``call`` of commands of type ``verb`` is lost; or to every ``every``-th of all."""
+    """The answer to call ``call`` of the commands ``verb`` is lost, or that to every so many calls."""
 
     when: When
     verb: str | None = None
@@ -52,8 +73,8 @@ class Fault(msgspec.Struct, frozen=True):
     every: int | None = None
 
     def __str__(self) -> str:
-        which = f"{self.verb} {self.call}" if self.every is None else f"every {self.every}th call"
-        return f"{which}, {self.when}"
+        which = f"{self.verb} {self.call}" if self.every is None else f"every {self.every}"
+        return f"{which} {self.when}"
 
 
 class LosingLedger:
@@ -87,13 +108,16 @@ class LosingLedger:
 
 
 class CountingExecutor:
-    """The executor port over a real supervised child that many stores share; counts what was really embedded."""
+    """The executor port over a real supervised child that many stores share; counts what it really did."""
 
     def __init__(self, inner: Supervisor) -> None:
         self._inner = inner
         self._met: set[str] = set()
         self.planned: Counter[str] = Counter()
         self.embedded: Counter[str] = Counter()
+        self.embed_query = inner.embed_query
+        self.identity: Callable[[], Any] = inner.identity
+        self.health: Callable[[], ExecutorHealth] = inner.health
 
     async def start(self) -> None:
         """It runs already."""
@@ -110,7 +134,7 @@ class CountingExecutor:
         return planned
 
     async def embed(self, texts: Sequence[str], *, labels: Sequence[str]) -> Embedded:
-        # Longer than an operation waits before it is tried again: what began twice is counted twice.
+        # Longer than an operation waits before it is tried again: what was begun twice is counted twice.
         await asyncio.sleep(EMBED_SECONDS)
         self._once(texts, EXITS, ExecutorExited("signal 9 (SIGKILL)", 1))
         self._once(texts, FAILS, ExecutorFailed("too hard", 1))
@@ -123,26 +147,23 @@ class CountingExecutor:
             self._met.add(mark)
             raise fault
 
-    async def embed_query(self, text: str) -> Embedded:
-        return await self._inner.embed_query(text)
-
-    async def identity(self) -> ModelIdentity:
-        return await self._inner.identity()
-
-    def health(self) -> ExecutorHealth:
-        return self._inner.health()
-
 
 class Case(msgspec.Struct, kw_only=True):
-    """One run of the workload: what it was told to lose, and what was seen."""
+    """One run of the workload: what it is to lose, and what was seen."""
 
     path: Path
-    fault: Fault | None
+    fault: Fault | None = None
     ledger: LosingLedger | None = None
     executor: CountingExecutor | None = None
-    fatal: BaseException | None = None
+    """None: the server supervises a child of its own."""
+    ending: wiring._Ending | None = None
     unanswered: int = 0
     """How often a client was told to come again."""
+
+    @property
+    def lost(self) -> int:
+        """How many answers were really lost."""
+        return 0 if self.ledger is None else self.ledger.lost
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +191,7 @@ async def child() -> AsyncIterator[Supervisor]:
 
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
-    """Cases by their data directory: a server that is wired for one of them gets its ledger and executor."""
+    """Cases by data directory: a server that is wired for one of them gets its ledger and its executor."""
     cases: dict[str, Case] = {}
     open_ledger, make_executor = wiring._ledger, wiring._executor
 
@@ -191,54 +212,31 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
 @contextlib.asynccontextmanager
 async def serving(case: Case) -> AsyncIterator[Service]:
     """Everything behind the port, wired as the server wires it, with the losing ledger between."""
-    ending = wiring._Ending()
+    case.ending = wiring._Ending()
     config = Config(data_dir=str(case.path), **SETTINGS)
     with wiring._owned(case.path) as directory:
-        async with wiring._running(config, directory, ending) as service:
+        async with wiring._running(config, directory, case.ending) as service:
             yield service
-    case.fatal = ending.fault
 
 
 def workload() -> list[dict[str, Any]]:
-    """Every kind, every end and every detour that the path has."""
+    """Every kind, every end, and every detour on the way to one."""
+    envelope, memory = submissions.envelope, submissions.memory
     return [
-        submissions.envelope("waits", "add_memory", {"content": SENTENCE}, dependencies=["first"]),
-        submissions.memory("first", "Four boats went down the canal. "),
-        submissions.memory("long", SENTENCE * 6, session_id="canal"),
-        submissions.memory("too-long", SENTENCE * 40),
-        submissions.memory("exits", f"{SENTENCE}Then {EXITS}."),
-        submissions.memory("fails", f"{SENTENCE}Then {FAILS}."),
-        submissions.envelope(
-            "after-rejection", "add_memory", {"content": SENTENCE}, dependencies=["done-otherwise"]
-        ),
+        envelope("waits", "add_memory", {"content": SENTENCE}, dependencies=["first"]),
+        memory("first", "Four boats went down the canal. "),
+        memory("long", SENTENCE * 6, session_id="canal"),
+        memory("too-long", SENTENCE * 40),
+        memory("exits", f"{SENTENCE}Then {EXITS}."),
+        memory("fails", f"{SENTENCE}Then {FAILS}."),
+        envelope("after-rejection", "add_memory", {"content": SENTENCE}, dependencies=["done-otherwise"]),
         submissions.stream("stream", name="locks"),
-        submissions.envelope(
-            "step",
-            "add_task_step",
-            {"stream_name": "locks", "name": "oil the gate", "idempotency_key": "gate"},
+        envelope(
+            "step", "add_task_step", {"stream_name": "locks", "name": "oil it", "idempotency_key": "gate"}
         ),
-        submissions.envelope("done", "complete_step", {"idempotency_key": "gate", "result": {"oiled": True}}),
-        submissions.envelope(
-            "done-otherwise", "complete_step", {"idempotency_key": "gate", "result": {"oiled": False}}
-        ),
+        envelope("done", "complete_step", {"idempotency_key": "gate", "result": {"oiled": True}}),
+        envelope("done-otherwise", "complete_step", {"idempotency_key": "gate", "result": {"oiled": False}}),
     ]
-
-
-ENDS: Final[Mapping[str, str]] = {
-    "waits": "committed",
-    "first": "committed",
-    "long": "committed",
-    "too-long": "rejected",
-    "exits": "committed",
-    "fails": "committed",
-    "after-rejection": "rejected",
-    "stream": "committed",
-    "step": "committed",
-    "done": "committed",
-    "done-otherwise": "rejected",
-}
-OPEN: Final = ("accepted", "validated", "blocked", "planned", "processing", "indexed")
-Repeat = Callable[[dict[str, Any], int], dict[str, Any]]
 
 
 def same(body: dict[str, Any], _: int) -> dict[str, Any]:
@@ -246,53 +244,241 @@ def same(body: dict[str, Any], _: int) -> dict[str, Any]:
     return body
 
 
-async def submit(case: Case, service: Service, body: dict[str, Any], repeat: Repeat) -> None:
+def renamed(body: dict[str, Any], attempt: int) -> dict[str, Any]:
+    """A client that takes a new ID for each attempt."""
+    return body if attempt == 0 else body | {"operation_id": f"{body['operation_id']}-{attempt}"}
+
+
+async def submit(case: Case, service: Service, body: dict[str, Any], repeat: Repeat) -> Submitted:
     """Submit until it is answered, as the contract asks of a client."""
-    for attempt in range(1000):
+    attempt = 0
+    while True:
         try:
-            await service.submit(msgspec.json.encode(repeat(body, attempt)))
+            return await service.submit(msgspec.json.encode(repeat(body, attempt)))
         except Unavailable:
+            attempt += 1
             case.unanswered += 1
             await asyncio.sleep(0.02)
-        else:
-            return
-    raise AssertionError(f"{body['operation_id']} was never answered")
 
 
-async def run(wired: dict[str, Case], case: Case, repeat: Repeat = same) -> Case:
-    """One run: submit all, wait until nothing is unfinished or the server wants to end, stop."""
+async def run(wired: dict[str, Case], case: Case, repeat: Repeat = same) -> None:
+    """One run: submit all, wait for all ends or the server's own, and ask for each outcome once more."""
     wired[str(case.path)] = case
     async with asyncio.timeout(CASE_SECONDS_MAX), serving(case) as service:
+        assert case.ending is not None
         for body in workload():
             await submit(case, service, body, repeat)
-        await ended(service)
-        for body in workload():
-            if repeat is same:
-                await submit(case, service, body, repeat)
-    return case
+        while not case.ending.asked.is_set() and await unfinished(service):
+            await asyncio.sleep(0.02)
+        if repeat is same and not case.ending.asked.is_set():
+            again = [await submit(case, service, body, same) for body in workload()]
+            assert not any(submitted.created for submitted in again)
 
 
-async def ended(service: Service) -> None:
-    """Wait until every operation has ended."""
-    while any(
-        [(await service.operations(state=state, kind=None, after=None, limit=1)).operations for state in OPEN]
-    ):
-        await asyncio.sleep(0.02)
+async def unfinished(service: Service) -> bool:
+    pages = [await service.operations(state=state, kind=None, after=None, limit=1) for state in OPEN]
+    return any(page.operations for page in pages)
 
 
-def violations(case: Case, clean: wiring.Report) -> list[str]:
+async def run_all(wired: dict[str, Case], cases: Iterable[Case]) -> None:
+    """A few at a time."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(case: Case) -> None:
+        async with room:
+            await run(wired, case)
+
+    async with asyncio.TaskGroup() as group:
+        for case in cases:
+            group.create_task(one(case))
+
+
+def violations(case: Case, clean: "Report") -> list[str]:
     """Everything in which a run differs from what it must be."""
-    assert case.ledger is not None
-    found = [] if case.fatal is None else [f"the server ended: {case.fatal!r}"]
+    assert case.ending is not None
+    found = [] if case.ending.fault is None else [f"the server ended: {case.ending.fault!r}"]
     checked = wiring.check(case.path)
     found += [f"check: {finding}" for finding in checked.findings]
     if checked.outcome_digest != clean.outcome_digest:
-        found.append(f"the outcome differs: {checked.operations} operations, {checked.memories} memories")
+        found.append(f"another outcome: {checked.operations} operations, {checked.memories} memories")
     if case.executor is not None:
-        again = {"SaveParts"} if case.fault is None or case.fault.when == "before" else set()
-        lost_work = case.fault is not None and case.fault.when == "before"
-        if not (lost_work and case.fault.verb in {None, "SaveParts"}):
-            found += [f"embedded {count} times: {part}" for part, count in case.executor.embedded.items() if count > 1]
-        if not (lost_work and case.fault.verb in {None, "SavePlan", "Refuse"}):
-            found += [f"planned {count} times: {label}" for label, count in case.executor.planned.items() if count > 1]
+        found += [
+            f"{verb} was done {count} times for {label}"
+            for verb, counts in (("SaveParts", case.executor.embedded), ("SavePlan", case.executor.planned))
+            for label, count in counts.items()
+            if count > 1 and not may_be_done_again(case.fault, verb)
+        ]
     return found
+
+
+def may_be_done_again(fault: Fault | None, verb: str) -> bool:
+    """What was not saved must be; and a refusal that was not saved is found again by planning."""
+    if fault is None or fault.when == "committed":
+        return False
+    return fault.verb in {None, verb} or (verb, fault.verb) == ("SavePlan", "Refuse")
+
+
+def ends(path: Path) -> dict[str, str]:
+    """The state of every operation of a store."""
+    with contextlib.closing(apsw.Connection(str(path / "ledger.db"), apsw.SQLITE_OPEN_READONLY)) as store:
+        return {str(name): str(state) for name, state in store.execute("SELECT id, state FROM operation")}
+
+
+def say(cases: Sequence[Case]) -> None:
+    """Print what really happened."""
+    verbs = Counter(f"{case.fault.verb or 'any'} {case.fault.when}" for case in cases if case.fault)
+    told = sum(case.unanswered for case in cases)
+    print(f"answers lost: {sum(case.lost for case in cases)} in {len(cases)} runs, of {dict(verbs)}")
+    print(f"clients told to come again: {told}")
+
+
+def test_every_command_and_every_call(tmp_path: Path, wired: dict[str, Case]) -> None:
+    async def all_cases() -> tuple[Case, list[Case]]:
+        async with child() as shared:
+            clean = Case(path=tmp_path / "clean", executor=CountingExecutor(shared))
+            await run(wired, clean)
+            assert clean.ledger is not None
+            # How often the ledger is probed depends on how long a run takes, and on nothing else.
+            calls = clean.ledger.calls | {"Probe": 1}
+            faults = [
+                Fault(when, verb, call)
+                for verb in calls
+                for call in range(1, calls[verb] + 1)
+                for when in WHENS
+            ]
+            cases = [
+                Case(path=tmp_path / f"{number}", fault=fault, executor=CountingExecutor(shared))
+                for number, fault in enumerate(faults)
+            ]
+            await run_all(wired, cases)
+            return clean, cases
+
+    clean, cases = asyncio.run(all_cases())
+    say(cases)
+    whole = wiring.check(clean.path)
+    assert violations(clean, whole) == []
+    assert ends(clean.path) == ENDS
+    verbs = {case.fault.verb for case in cases if case.fault}
+    assert verbs | SUPERVISOR_CALLS.keys() == {each.__name__ for each in command.Command.__args__}
+    assert [str(case.fault) for case in cases if case.lost != 1] == []
+    assert len(cases) >= CASES_MIN
+    wrong = {str(case.fault): found for case in cases if (found := violations(case, whole))}
+    assert wrong == {}
+
+
+def test_what_the_supervisor_writes(tmp_path: Path, wired: dict[str, Case]) -> None:
+    """Generations are reserved and children observed through the same ledger; each has its own child."""
+    faults = [
+        Fault(when, verb, call)
+        for verb, count in SUPERVISOR_CALLS.items()
+        for call in range(1, count + 1)
+        for when in WHENS
+    ]
+    clean = Case(path=tmp_path / "clean")
+    cases = [Case(path=tmp_path / f"{number}", fault=fault) for number, fault in enumerate(faults)]
+    asyncio.run(run_all(wired, [clean, *cases]))
+    say(cases)
+    whole = wiring.check(clean.path)
+    assert [str(case.fault) for case in cases if case.lost != 1] == []
+    assert {str(case.fault): found for case in cases if (found := violations(case, whole))} == {}
+
+
+def test_answers_are_lost_all_the_time(tmp_path: Path, wired: dict[str, Case]) -> None:
+    async def all_cases() -> tuple[Case, list[Case]]:
+        async with child() as shared:
+            clean = Case(path=tmp_path / "clean", executor=CountingExecutor(shared))
+            cases = [
+                Case(
+                    path=tmp_path / f"{when}-{every}",
+                    fault=Fault(when, every=every),
+                    executor=CountingExecutor(shared),
+                )
+                for when in WHENS
+                for every in (3, 4)
+            ]
+            await run_all(wired, [clean, *cases])
+            return clean, cases
+
+    clean, cases = asyncio.run(all_cases())
+    say(cases)
+    whole = wiring.check(clean.path)
+    assert [str(case.fault) for case in cases if case.lost < 15] == []
+    assert {str(case.fault): found for case in cases if (found := violations(case, whole))} == {}
+
+
+# Controls: what must not pass unnoticed.
+
+
+async def all_parts(ledger: Any, plan_n: int) -> list[dict[str, Any]]:
+    """The skip rule of parts, removed."""
+    parts: list[dict[str, Any]] = await ledger.read(lambda reads: reads.parts(plan_n))
+    return parts
+
+
+def without_its_plan(load: Callable[..., Any]) -> Callable[..., Any]:
+    """The skip rule of plans, removed."""
+
+    async def loading(*arguments: Any) -> plan.Source:
+        source: plan.Source = await load(*arguments)
+        return msgspec.structs.replace(source, plan=None)
+
+    return loading
+
+
+def always(_: Coordinator, __: Any) -> bool:
+    """A coordinator that lines an operation up again whatever is being done with it by now."""
+    return True
+
+
+class Control(msgspec.Struct, frozen=True):
+    """A caller that does not reconcile: a client with a bad habit, or a function of the server replaced."""
+
+    fault: Fault
+    complaint: str
+    repeat: Repeat = same
+    target: Any = None
+    name: str = ""
+    mutant: Any = None
+
+
+CONTROLS: Final = {
+    "the client takes a new ID": Control(
+        Fault("committed", "Accept", 2), "another outcome: 12 operations, 6 memories", renamed
+    ),
+    "parts are not skipped": Control(
+        Fault("committed", "SaveParts", 2), "SaveParts was done 2", same, execute, "missing", all_parts
+    ),
+    "the plan is not reused": Control(
+        Fault("committed", "SavePlan", 2),
+        "SavePlan was done 2",
+        same,
+        plan,
+        "load",
+        without_its_plan(plan.load),
+    ),
+    "work is begun twice": Control(
+        Fault("committed", "Advance", 2), "SaveParts was done 2", same, Coordinator, "_is_open", always
+    ),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS.keys())
+def test_control_a_caller_that_does_not_reconcile_is_noticed(
+    tmp_path: Path, wired: dict[str, Case], monkeypatch: pytest.MonkeyPatch, control: Control
+) -> None:
+    async def both() -> tuple[Case, Case]:
+        async with child() as shared:
+            clean = Case(path=tmp_path / "clean", executor=CountingExecutor(shared))
+            await run(wired, clean)
+            if control.name:
+                monkeypatch.setattr(control.target, control.name, control.mutant)
+            broken = Case(path=tmp_path / "broken", fault=control.fault, executor=CountingExecutor(shared))
+            await run(wired, broken, control.repeat)
+            return clean, broken
+
+    clean, broken = asyncio.run(both())
+    assert broken.lost == 1
+    whole = wiring.check(clean.path)
+    assert violations(clean, whole) == []
+    found = violations(broken, whole)
+    assert any(control.complaint in each for each in found), found

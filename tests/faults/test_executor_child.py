@@ -36,7 +36,7 @@ SYNTHETIC = Spec(embedder="synthetic", heartbeat_seconds=0.02)
 LIMIT_SECONDS = 30.0
 """How long a test waits for what must happen; nothing here is measured by time."""
 
-# A child with the real loop and the synthetic embedder, in which some texts do what models and their libraries
+# A child with the real loop and synthetic vectors, in which some texts do what models and their libraries
 # have done: print, read stdin, raise, compute for long, crash.
 HARMFUL_CHILD = """
 import ctypes, os, sys, time

@@ -1,4 +1,4 @@
-"""docs/reference/payloads.md names every field of every kind, what is required, and every reason of a rejection."""
+"""docs/reference/payloads.md names every field of every kind, what is required, and every rejection."""
 
 import re
 from collections.abc import Iterable, Mapping

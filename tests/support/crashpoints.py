@@ -1,8 +1,8 @@
 """A child process that is killed by SIGKILL at a chosen point of a chosen ledger transaction.
 
-The store in the child counts its transactions and, through SQLite's own trace, the statements in each. A point
-lies before a transaction, inside it (after its k-th statement) or after its COMMIT and before anybody hears
-of it. Whatever the child tells through the pipe was told after ``transact`` had returned.
+The store in the child counts its transactions and, through SQLite's own trace, the statements in each. A
+point lies before a transaction, inside it (after its k-th statement) or after its COMMIT and before anybody
+hears of it. Whatever the child tells through the pipe was told after ``transact`` had returned.
 """
 
 import os
@@ -141,7 +141,7 @@ def in_child(work: Callable[[Tell], None]) -> Ended:
         os.close(reading)
         _live(work, writing)
     os.close(writing)
-    with open(reading, "rb") as pipe:
+    with os.fdopen(reading, "rb") as pipe:
         told = pipe.read().splitlines()
     _, status = os.waitpid(pid, 0)
     return Ended(

@@ -1,9 +1,10 @@
-"""Commands to a ledger as the stages would send them, with salts, plans and vectors that are the same every time."""
+"""Commands to a ledger as the stages send them, with salts, plans and vectors that never change."""
 
 import hashlib
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from muniment.core import canonical, payloads, replay
@@ -16,7 +17,11 @@ ACCOUNT: Final = 1
 NOW: Final = 1_700_000_000_000_000
 DIMENSIONS: Final = 4
 MODEL: Final = ModelIdentity(
-    name="test", dimensions=DIMENSIONS, window_tokens=16, files={"weights": "0" * 64}, tokenizer_digest="words"
+    name="test",
+    dimensions=DIMENSIONS,
+    window_tokens=16,
+    files={"weights": "0" * 64},
+    tokenizer_digest="words",
 )
 OTHER_MODEL: Final = ModelIdentity(
     name="other", dimensions=DIMENSIONS, window_tokens=16, files={}, tokenizer_digest="words"
@@ -101,7 +106,7 @@ def cut(content: bytes, count: int) -> tuple[PlannedPart, ...]:
     edges = [len(content) * index // count for index in range(count + 1)]
     return tuple(
         PlannedPart(token_start=start // 2, token_end=end // 2, byte_start=start, byte_end=end)
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in pairwise(edges)
     )
 
 

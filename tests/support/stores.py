@@ -1,4 +1,4 @@
-"""Ledger stores for tests: both backends, one way to drive them, and ``checked`` for the end of every test."""
+"""Ledger stores for tests: both backends, one way to drive them, and ``checked`` for the end of a test."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,26 +1,27 @@
 """*Truth*: what must hold of a store after any fault, whatever the fault was.
 
 Each acknowledged fact is present; the receipt is the last event; sequences have no gap; a committed memory
-operation has exactly one memory and any other has none; tables, held bytes and journal agree. It reads rows
-and nothing else, so it does not repeat what the code under test believes of itself.
+operation has exactly one memory and any other has none; tables, held bytes and journal agree. It reads
+rows and nothing else, so it does not repeat what the code under test believes of itself; ``verify`` asks
+that too.
 """
 
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from muniment.adapters.sqlite.store import SqliteReader
+from muniment.adapters.sqlite import check
+from muniment.adapters.sqlite.store import LEDGER_FILE, SqliteReader
 from muniment.core import replay
 from muniment.core.tables import TABLES, Row
 from muniment.model.operation import TERMINAL
 from muniment.ports.ledger import Reads
 
-LEDGER_FILE = "ledger.db"
-JOURNAL_PAGE = 1000
+JOURNAL_PAGE: Final = 1000
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -147,8 +148,9 @@ def _event_problems(reads: Reads) -> Iterator[str]:
         evidence[row["operation_n"]].append(row["sequence"])
     for operation in reads.rows("operation"):
         name, own = f"operation {operation['id']}", events.pop(operation["n"], [])
-        if [row["sequence"] for row in own] != list(range(1, operation["progress_seq"] + 1)):
-            yield f"{name}: events {[row['sequence'] for row in own]}, progress_seq {operation['progress_seq']}"
+        sequences = [row["sequence"] for row in own]
+        if sequences != list(range(1, operation["progress_seq"] + 1)):
+            yield f"{name}: events {sequences}, progress_seq {operation['progress_seq']}"
         if not own or own[-1]["to_state"] != operation["state"]:
             yield f"{name}: is {operation['state']}, last event {own[-1]['to_state'] if own else None}"
         if [row["from_state"] for row in own] != [None, *(row["to_state"] for row in own[:-1])]:
@@ -171,12 +173,13 @@ def _effect_problems(reads: Reads) -> Iterator[str]:
         n, committed = operation["n"], operation["state"] == "committed"
         own = {name: of.pop(n, []) for name, of in made.items()}
         count = sum(map(len, own.values()))
-        result = msgspec.json.decode(operation["result"]) if operation["result"] is not None else None
+        result = msgspec.json.decode(operation["result"] or "null")
+        key = (result or {}).get("id")
         if count > 1 or (count and not committed):
             yield f"operation {operation['id']} is {operation['state']} and has {own}"
-        if operation["kind"] == "add_memory" and committed and own["memory"] != [result["id"]]:
+        if operation["kind"] == "add_memory" and committed and own["memory"] != [key]:
             yield f"operation {operation['id']} is committed as {result} and has the memories {own['memory']}"
-        if committed and result["id"] not in keys:
+        if committed and key not in keys:
             yield f"operation {operation['id']} is committed as {result}, which does not exist"
         if (operation["state"] in TERMINAL) != (result is not None):
             yield f"operation {operation['id']} is {operation['state']} and has the result {result}"
@@ -230,41 +233,9 @@ def _digest(table: str, of: Iterable[Row]) -> str:
 # Outcomes
 
 
-def outcomes(reads: Reads) -> list[replay.Outcome]:
-    """What became of each operation, without times, positions, evidence and vector bytes (ruling 13)."""
-    accounts = {row["n"]: row["key"] for row in reads.rows("account")}
-    payloads = {row["object_n"]: row for row in reads.rows("payload")}
-    models = {row["n"]: row["digest"] for row in reads.rows("model")}
-    plans = {row["object_n"]: row for row in reads.rows("plan") if row["active"]}
-    ranges, objects = defaultdict(list), defaultdict(list)
-    for row in reads.rows("part"):
-        ranges[row["plan_n"]].append(
-            (row["token_start"], row["token_end"], row["byte_start"], row["byte_end"])
-        )
-    for table in ("memory", "stream", "step"):
-        for row in reads.rows(table):
-            objects[row["operation_n"]].append(row["key"])
-    return [
-        replay.Outcome(
-            account=accounts[row["account_n"]],
-            operation_id=row["id"],
-            kind=row["kind"],
-            payload_hash=row["payload_hash"],
-            state=row["state"],
-            result=None if row["result"] is None else msgspec.json.decode(row["result"]),
-            error=row["error"],
-            objects=tuple(objects[row["n"]]),
-            source_digest=sha256(payloads[row["object_n"]]["bytes"]) if row["object_n"] in payloads else None,
-            plan_ranges=tuple(ranges[plans[row["object_n"]]["n"]]) if row["object_n"] in plans else (),
-            model_digest=models[plans[row["object_n"]]["model_n"]] if row["object_n"] in plans else None,
-        )
-        for row in reads.rows("operation")
-    ]
-
-
 def outcome_digest(reads: Reads) -> str:
     """One digest over what became of all operations."""
-    return replay.outcome_digest(outcomes(reads))
+    return replay.outcome_digest(check.outcomes(reads))
 
 
 def open_operations(reads: Reads) -> list[str]:
@@ -273,7 +244,7 @@ def open_operations(reads: Reads) -> list[str]:
 
 
 def verify(data_dir: Path, facts: Iterable[Fact] = ()) -> str:
-    """Assert *truth* of a data directory that nobody serves; return its outcome digest."""
+    """Assert *truth* of a data directory that nobody serves, and ``check``; return its outcome digest."""
     reader = SqliteReader(data_dir / LEDGER_FILE)
     try:
         wrong, digest = reader.read(
@@ -281,5 +252,8 @@ def verify(data_dir: Path, facts: Iterable[Fact] = ()) -> str:
         )
     finally:
         reader.close()
+    report = check.check(data_dir)
     assert not wrong, wrong
+    assert report.findings == (), report.findings
+    assert report.outcome_digest == digest
     return digest

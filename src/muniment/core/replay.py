@@ -147,40 +147,47 @@ def accepted_event(unit: journal.Accept) -> Row:
     return event_row(unit.n, journal.Moved(unit.to.sequence, None, unit.to.state, None), 0, unit.at)
 
 
-def _accept(unit: journal.Accept) -> Iterator[Change]:
-    yield Insert(
-        "operation",
+def operation_row(unit: journal.Accept) -> Row:
+    """The operation row that an accepted submission begins with; its first receipt shows the same."""
+    return {
+        "n": unit.n,
+        "account_n": unit.account,
+        "id": unit.id,
+        "kind": unit.kind,
+        "payload_hash": unit.payload_hash,
+        "object_n": unit.object,
+        "state": unit.to.state,
+        "progress_seq": unit.to.sequence,
+        "result": None,
+        "error": None,
+        "executor_generation": 0,
+        "executor_progress_seq": 0,
+        "executor_exit_count": 0,
+        "executor_last_exit": None,
+        "executor_error": None,
+        "created_us": unit.at,
+        "updated_us": unit.at,
+    }
+
+
+def dependency_rows(unit: journal.Accept) -> list[Row]:
+    """The dependency rows of an accepted submission, in the caller's order."""
+    return [
         {
-            "n": unit.n,
+            "operation_n": unit.n,
+            "ordinal": ordinal,
             "account_n": unit.account,
-            "id": unit.id,
-            "kind": unit.kind,
-            "payload_hash": unit.payload_hash,
-            "object_n": unit.object,
-            "state": unit.to.state,
-            "progress_seq": unit.to.sequence,
-            "result": None,
-            "error": None,
-            "executor_generation": 0,
-            "executor_progress_seq": 0,
-            "executor_exit_count": 0,
-            "executor_last_exit": None,
-            "executor_error": None,
-            "created_us": unit.at,
-            "updated_us": unit.at,
-        },
-    )
-    for ordinal, (depends_on, met) in enumerate(unit.dependencies):
-        yield Insert(
-            "dependency",
-            {
-                "operation_n": unit.n,
-                "ordinal": ordinal,
-                "account_n": unit.account,
-                "depends_on": depends_on,
-                "met": int(met),
-            },
-        )
+            "depends_on": depends_on,
+            "met": int(met),
+        }
+        for ordinal, (depends_on, met) in enumerate(unit.dependencies)
+    ]
+
+
+def _accept(unit: journal.Accept) -> Iterator[Change]:
+    yield Insert("operation", operation_row(unit))
+    for row in dependency_rows(unit):
+        yield Insert("dependency", row)
     yield Insert("event", accepted_event(unit))
     yield Insert(
         "attribute",

@@ -188,9 +188,8 @@ class Child:
         except ExecutorFailed as error:
             return Failed(generation=generation, request_id=request_id, error=str(error))
         if tally is not None and request.labels:
-            _append(
-                tally, tally_lines(generation, request.labels)
-            )  # before the answer: it counts work, not answers
+            # Before the answer: it counts what was computed, whether or not the answer arrives.
+            _append(tally, tally_lines(generation, request.labels))
         return Embedded(generation=generation, request_id=request_id, vectors=vectors)
 
     def _beat(self) -> None:

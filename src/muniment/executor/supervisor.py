@@ -330,6 +330,8 @@ class Supervisor:
             while not self._stopping.is_set():
                 generation = await self._reserve_generation()
                 if generation is not None:
+                    if generation <= self._generation:
+                        raise InvariantBroken(f"generation {generation} follows {self._generation}")
                     self._generation = generation
                     await self._live_and_die(generation)
                 if not self._stopping.is_set():
@@ -449,9 +451,8 @@ class Supervisor:
     async def _send_one(self, child: _Child, call: _Call[Any]) -> None:
         try:
             data = protocol.frame(msgspec.structs.replace(call.message, generation=child.generation))
-        except (
-            ExecutorProtocolBroken
-        ) as error:  # too long: nothing was sent, and no later child could take it
+        except ExecutorProtocolBroken as error:
+            # Too long for a frame: nothing was sent, and no later child could take it.
             call.fail(ExecutorFailed(str(error), child.generation))
             return
         child.in_flight = call

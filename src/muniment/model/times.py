@@ -13,7 +13,10 @@ _RFC3339: Final = re.compile(
 def rfc3339(microseconds: int) -> str:
     """Render with six fraction digits, so that text order is time order."""
     moment = _EPOCH + timedelta(microseconds=microseconds)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.").rjust(20, "0") + f"{moment.microsecond:06d}Z"
+    return (
+        f"{moment.year:04d}-{moment.month:02d}-{moment.day:02d}T"
+        f"{moment.hour:02d}:{moment.minute:02d}:{moment.second:02d}.{moment.microsecond:06d}Z"
+    )
 
 
 def parse_rfc3339(text: str) -> int:

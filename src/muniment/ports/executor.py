@@ -62,7 +62,10 @@ class Executor(Protocol):
         ...
 
     async def embed_query(self, text: str) -> Embedded:
-        """Embed one query, ahead of all waiting ingestion requests."""
+        """Embed one query, ahead of all waiting ingestion requests.
+
+        One that is longer than the model reads raises ExecutorFailed; it is never cut.
+        """
         ...
 
     async def identity(self) -> ModelIdentity:

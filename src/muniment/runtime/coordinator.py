@@ -101,6 +101,8 @@ class Coordinator:
         self._round_done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: dict[int, int] = {}
+        self._begun: dict[int, Work] = {}
+        """The last work that was begun on each operation."""
         self._model_checked = asyncio.Event()
         self._stopping = False
         ledger.subscribe(self._observe)
@@ -151,11 +153,15 @@ class Coordinator:
             if isinstance(each.unit, journal.Accept) and each.unit.kind is not Kind.ADD_MEMORY:
                 attributes = msgspec.json.decode(each.held["attribute", (each.unit.object,)]["bytes"])
             self._schedule.observe(each.unit, attributes)
+            if isinstance(each.unit, journal.Commit | journal.Reject):
+                self._begun.pop(each.unit.n, None)
+                self._failures.pop(each.unit.n, None)
         self._wake.set()
 
     # Work on one operation
 
     def _begin(self, work: Work) -> None:
+        self._begun[work.n] = work
         task = asyncio.create_task(self._do(work), name=f"{work.verb}-{work.n}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -174,13 +180,13 @@ class Coordinator:
             kind = "protocol" if isinstance(fault, ExecutorProtocolBroken) else "exit"
             # The supervisor waits before a new child, so this operation need not wait as well.
             await self._record(work.n, kind, fault.generation, str(fault))
-            self._again(work.n)
+            self._again(work)
         except ExecutorFailed as fault:
             await self._record(work.n, "failure", fault.generation, str(fault))
-            self._later(work.n)
+            self._later(work)
         except (StorageFull, LedgerUnavailable) as error:
             log.warning("operation waits for the ledger", operation=work.n, reason=str(error))
-            self._later(work.n)
+            self._later(work)
         except OutcomeUnknown:
             return  # The ledger has said so itself; the process is about to end.
         else:
@@ -232,10 +238,16 @@ class Coordinator:
         except (StorageFull, LedgerUnavailable) as error:
             log.warning("executor evidence could not be written", operation=n, kind=kind, reason=str(error))
 
-    def _later(self, n: int) -> None:
-        failures = self._failures[n] = self._failures.get(n, 0) + 1
-        asyncio.get_running_loop().call_later(retry_seconds(failures), self._again, n)
+    def _later(self, work: Work) -> None:
+        if self._is_open(work):
+            failures = self._failures[work.n] = self._failures.get(work.n, 0) + 1
+            asyncio.get_running_loop().call_later(retry_seconds(failures), self._again, work)
 
-    def _again(self, n: int) -> None:
-        self._schedule.again(n)
-        self._wake.set()
+    def _again(self, work: Work) -> None:
+        if self._is_open(work):
+            self._schedule.again(work.n)
+            self._wake.set()
+
+    def _is_open(self, work: Work) -> bool:
+        """Whether nothing came after this work: else it was carried out, and only its answer was lost."""
+        return self._begun.get(work.n) is work

@@ -89,10 +89,8 @@ def _accept(rows: Rows, asked: command.Accept) -> command.Admitted:
     if asked.content is not None:
         held["payload", (unit.object,)] = {"salt": asked.content_salt, "bytes": asked.content}
     rows.append(unit, held)
-    row = rows.operation(unit.n)
-    if row is None:
-        raise InvariantBroken(f"operation {unit.n} is not there after it was accepted")
-    return command.Admitted(receipt=_receipt(rows, row), created=True)
+    first = receipts.receipt(replay.operation_row(unit), replay.dependency_rows(unit))
+    return command.Admitted(receipt=first, created=True)
 
 
 def _held(salt: bytes, data: bytes) -> journal.Held:

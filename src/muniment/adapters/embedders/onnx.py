@@ -1,7 +1,9 @@
 """A sentence embedding model from an ONNX file and its tokenizer, run by onnxruntime on the CPU."""
 
 import json
+import mmap
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,6 +25,10 @@ WINDOW_TOKENS_MIN: Final = 8
 INFERENCE_TOKENS_MAX: Final = 2048
 """Most tokens of one inference, padding included: peak memory grows with them, speed does not (ADR 0011)."""
 INFERENCE_TEXTS_MAX: Final = 16
+POOLING_FILE: Final = "1_Pooling/config.json"
+LOCATION: Final = re.compile(rb"\x0a\x08location\x12(.)", re.DOTALL)
+"""The protobuf entry with key ``location``, up to the length of its value (``StringStringEntryProto``)."""
+LOCATION_BYTES_MAX: Final = 127
 INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 LOAD_ERRORS: Final = (
     ort_errors.Fail,
@@ -167,19 +173,20 @@ def _session(graph: Path, threads: int) -> Any:
 def directory_files(directory: Path) -> ModelFiles:
     """Find the files of a model directory, hash them, and read its limits and pooling.
 
-    Wanted: ``model.onnx`` or ``onnx/model.onnx`` (with its ``model.onnx_data``, if it has one) and
-    ``tokenizer.json``. Read where present: ``config.json``, ``tokenizer_config.json``,
-    ``sentence_bert_config.json``, ``1_Pooling/config.json``. Raises ``ConfigError`` that names what is
-    missing or not supported.
+    Wanted: ``model.onnx`` or ``onnx/model.onnx`` (with the data files that it names) and ``tokenizer.json``.
+    Read where present: ``config.json``, ``tokenizer_config.json``, ``sentence_bert_config.json``,
+    ``1_Pooling/config.json``. Raises ``ConfigError`` that names what is missing or not supported.
     """
     graph = next(
         (path for path in (directory / "model.onnx", directory / "onnx/model.onnx") if path.is_file()), None
     )
     if graph is None:
         raise ConfigError("embedder_dir", f"{directory} has neither model.onnx nor onnx/model.onnx")
-    data = graph.with_name("model.onnx_data")
     tokenizer = directory / "tokenizer.json"
-    paths = [graph, data, tokenizer] if data.is_file() else [graph, tokenizer]
+    pooling = directory / POOLING_FILE
+    digests = {path.name: file_digest(path) for path in (graph, *external_data(graph), tokenizer)}
+    if pooling.is_file():
+        digests[POOLING_FILE] = file_digest(pooling)
     readable = min(
         _limit(directory / "config.json", "max_position_embeddings"),
         _limit(directory / "tokenizer_config.json", "model_max_length"),
@@ -188,11 +195,30 @@ def directory_files(directory: Path) -> ModelFiles:
         name=directory.resolve().name,
         graph=graph,
         tokenizer=tokenizer,
-        digests={path.name: file_digest(path) for path in paths},
+        digests=digests,
         window_tokens=min(readable, _limit(directory / "sentence_bert_config.json", "max_seq_length")),
         inference_tokens_max=readable,
-        pooling=_pooling(directory / "1_Pooling/config.json"),
+        pooling=_pooling(pooling),
     )
+
+
+def external_data(graph: Path) -> list[Path]:
+    """The files beside an ONNX graph that hold its tensors, as the graph names them: part of its identity.
+
+    Looks for the one protobuf entry that names such a file instead of reading the whole format.
+    Raises ``ConfigError`` for a name that is no plain file name or longer than 127 bytes.
+    """
+    if graph.stat().st_size == 0:
+        raise ConfigError("embedder_dir", f"{graph} is empty")
+    names: set[bytes] = set()
+    with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as octets:
+        for entry in LOCATION.finditer(octets):
+            length = entry[1][0]
+            name = octets[entry.end() : entry.end() + length]
+            if length > LOCATION_BYTES_MAX or b"/" in name or name in (b"", b".", b".."):
+                raise ConfigError("embedder_dir", f"{graph} keeps tensors in {name!r}, no file beside it")
+            names.add(name)
+    return [graph.with_name(os.fsdecode(name)) for name in sorted(names)]
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -114,8 +114,13 @@ def translated(connection: apsw.Connection | None = None) -> Iterator[None]:
         raise InvariantBroken(f"a constraint of the schema refused a write: {error}") from error
 
 
-def _is_full(connection: apsw.Connection, error: apsw.Error) -> bool:
-    return error.extendedresult == apsw.SQLITE_IOERR_WRITE and connection.system_errno in FULL_ERRNOS
+def _is_full(connection: apsw.Connection, error: apsw.IOError) -> bool:
+    return _code(error) == apsw.SQLITE_IOERR_WRITE and connection.system_errno in FULL_ERRNOS
+
+
+def _code(error: apsw.Error) -> int:
+    code: int = error.extendedresult  # type: ignore[attr-defined]  # It is there; apsw's stub leaves it out.
+    return code
 
 
 @contextmanager
@@ -132,13 +137,13 @@ def committing(connection: apsw.Connection) -> Iterator[None]:
 
 @contextmanager
 def checkpointing(connection: apsw.Connection) -> Iterator[None]:
-    """The same around a checkpoint: what cannot be read stays in the log, a failed write or fsync is unknown."""
+    """The same around a checkpoint, where what cannot be read stays in the log and nothing is lost."""
     try:
-        with committing(connection):
+        with translated(connection):
             yield
-    except OutcomeUnknown as unknown:
-        unavailable = unknown.__cause__
-        cause = None if unavailable is None else unavailable.__cause__
-        if isinstance(cause, apsw.IOError) and cause.extendedresult in READ_ERRORS:
-            raise LedgerUnavailable(f"operation ledger unavailable: {cause}") from cause
-        raise
+    except LedgerUnavailable as error:
+        cause = error.__cause__
+        unread = isinstance(cause, apsw.IOError) and _code(cause) in READ_ERRORS
+        if unread or isinstance(cause, apsw.BusyError):
+            raise
+        raise OutcomeUnknown from error

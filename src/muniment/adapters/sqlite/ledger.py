@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import msgspec
+import structlog
 
 from muniment.adapters.sqlite.store import SqliteReader, SqliteStore
-from muniment.errors import InvariantBroken, LedgerUnavailable, MunimentError, OutcomeUnknown
+from muniment.errors import LedgerUnavailable, OutcomeUnknown, StorageFull
 from muniment.model import command
 from muniment.model.command import Command
 from muniment.ports.ledger import Reads, Reply, SealedUnit
@@ -24,6 +25,8 @@ T = TypeVar("T")
 READER_THREADS: Final = 3
 COMMAND_OVERHEAD_BYTES: Final = 256
 Listener = Callable[[Sequence[SealedUnit]], None]
+
+log = structlog.get_logger("ledger")
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,29 +132,29 @@ class SqliteLedger:
     # The writer thread
 
     def _run(self) -> None:
-        while True:
-            batch = self._take()
-            if not batch:
-                return
+        while batch := self._take():
             try:
-                replies, sealed = self._store.transact([each.command for each in batch])
-            except (OutcomeUnknown, InvariantBroken) as error:
+                replies, sealed = self._committed(batch)
+                self._loop.call_soon_threadsafe(self._answer, batch, replies, sealed)
+                batch = []
+                self._checkpoint()
+            except BaseException as error:  # noqa: BLE001 not handled but handed on: the process ends with it
                 self._end(batch, error)
                 return
-            except MunimentError as error:
-                replies, sealed = [Reply(error=error)] * len(batch), []
-            except BaseException as error:
-                self._end(batch, error)
-                raise
-            self._loop.call_soon_threadsafe(self._answer, batch, replies, sealed)
-            try:
-                self._store.checkpoint(self._batching.wal_pages_max)
-            except OutcomeUnknown as error:
-                self._end([], error)
-                return
-            except MunimentError:
-                # Full: the log keeps what the file could not take, and the next commit tries again.
-                continue
+
+    def _committed(self, batch: list[_Waiting]) -> tuple[list[Reply], list[SealedUnit]]:
+        """Commit a batch; where that is refused, it was rolled back and everybody hears so."""
+        try:
+            return self._store.transact([each.command for each in batch])
+        except (StorageFull, LedgerUnavailable) as error:
+            return [Reply(error=error)] * len(batch), []
+
+    def _checkpoint(self) -> None:
+        try:
+            self._store.checkpoint(self._batching.wal_pages_max)
+        except (StorageFull, LedgerUnavailable) as error:
+            # The log keeps what the file could not take, and the next commit tries again.
+            log.warning("the write-ahead log could not be copied back", reason=str(error))
 
     def _take(self) -> list[_Waiting]:
         with self._wake:

@@ -7,10 +7,17 @@ from typing import Final, TypeVar
 
 import apsw
 
-from muniment.adapters.sqlite.connection import committing, open_reader, open_writer, translated
+from muniment.adapters.sqlite.connection import (
+    allow_cleanup,
+    checkpointing,
+    committing,
+    open_reader,
+    open_writer,
+    translated,
+)
 from muniment.adapters.sqlite.queries import migrations
 from muniment.adapters.sqlite.rows import SqliteReads, SqliteRows
-from muniment.errors import LedgerUnavailable, OutcomeUnknown, StoreTooNew
+from muniment.errors import LedgerUnavailable, OutcomeUnknown, StorageFull, StoreTooNew
 from muniment.model.command import Command
 from muniment.ports.ledger import Handle, Reads, Reply, SealedUnit, attempt
 
@@ -56,6 +63,7 @@ class SqliteStore:
         self._connection = open_writer(self.path)
         self._rows = SqliteRows(self._connection)
         self._files: SameFiles | None = None
+        self._broken = False
         self._wal_pages = 0
         self._connection.set_wal_hook(self._note_wal_pages)
 
@@ -71,7 +79,7 @@ class SqliteStore:
             store._migrate(begin, incarnation)
             store._files = SameFiles(store.path)
         except BaseException:
-            store.close()
+            store._connection.close()  # As it is: what is refused or unknown is not written to.
             raise
         return store
 
@@ -98,19 +106,19 @@ class SqliteStore:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """BEGIN IMMEDIATE ... COMMIT; whatever is raised inside rolls back and leaves nothing."""
-        with translated():
+        with translated(self._connection):
             self._connection.execute("BEGIN IMMEDIATE")
         try:
-            with translated():
+            with translated(self._connection):
                 yield
         except BaseException:
             self._roll_back()
             raise
         try:
-            with committing():
+            with self._ending(), committing(self._connection):
                 self._connection.execute("COMMIT")
         except OutcomeUnknown:
-            raise  # Nothing is touched any more: recovery of the next process decides what COMMIT did.
+            raise
         except BaseException:
             self._roll_back()
             raise
@@ -118,7 +126,7 @@ class SqliteStore:
     def _roll_back(self) -> None:
         self._rows.forget()
         if self._connection.in_transaction:
-            with committing():
+            with self._ending(), committing(self._connection):
                 self._connection.execute("ROLLBACK")
 
     def transact(self, commands: Sequence[Command]) -> tuple[list[Reply], list[SealedUnit]]:
@@ -140,16 +148,29 @@ class SqliteStore:
     def checkpoint(self, wal_pages_max: int) -> None:
         """Copy the write-ahead log back once it has grown, so that it is reused and does not grow for ever.
 
-        Raises OutcomeUnknown on an I/O error: a failed fsync must never be tried again (house rule 18).
+        Raises OutcomeUnknown on a failed write or fsync, which must never be tried again (house rule 18);
+        StorageFull and LedgerUnavailable where it can wait: the log keeps what is not copied.
         """
         if self._wal_pages <= wal_pages_max:
             return
-        with committing():
-            try:
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
-            except apsw.BusyError:
-                # A reader holds the log; what can be copied is, and the next commit tries again.
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        try:
+            self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
+        except LedgerUnavailable:
+            # A reader holds the log; what can be copied is, and the next commit tries again.
+            self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _checkpoint(self, mode: int) -> None:
+        with self._ending(), checkpointing(self._connection):
+            self._connection.wal_checkpoint(mode=mode)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """After an unknown outcome no file is touched any more: the next process finds out what is there."""
+        try:
+            yield
+        except OutcomeUnknown:
+            self._broken = True
+            raise
 
     def _note_wal_pages(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
         self._wal_pages = pages
@@ -179,8 +200,23 @@ class SqliteStore:
         return SqliteReader(self.path, self._files)
 
     def close(self) -> None:
-        """Close the writing connection."""
-        self._connection.close()
+        """Copy the log back, so that one file holds everything, and close the writing connection.
+
+        Raises OutcomeUnknown where a write or an fsync fails then; what was acknowledged is in the log, which
+        stays. After an unknown outcome nothing is written.
+        """
+        try:
+            if not self._broken:
+                self._leave_one_file()
+        finally:
+            self._connection.close()
+
+    def _leave_one_file(self) -> None:
+        try:
+            self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except (StorageFull, LedgerUnavailable):
+            return  # No room, or somebody reads: the log stays, and is read at the next start.
+        allow_cleanup(self._connection)
 
 
 class SqliteReader:

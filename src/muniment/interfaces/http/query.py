@@ -21,7 +21,7 @@ def parameters(query_string: bytes, allowed: Collection[str]) -> dict[str, str]:
         raw_name, _, raw_value = pair.replace(b"+", b" ").partition(b"=")
         name = decoded(raw_name, "query")
         if name not in allowed:
-            raise InvalidField(name or "query", "unknown query parameter" if name else "a parameter has no name")
+            raise InvalidField(name or "query", "unknown query parameter" if name else "has a nameless part")
         if name in found:
             raise InvalidField(name, "is given more than once")
         found[name] = decoded(raw_value, name)

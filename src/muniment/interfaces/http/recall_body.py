@@ -45,9 +45,12 @@ def _query(value: Any, byte_count_max: int) -> str:
 def _limit(value: Any, maximum: int) -> int:
     if value is None:
         return min(LIMIT_DEFAULT, maximum)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
+    # JSON Schema calls 10.0 an integer; True is one to Python alone.
+    if isinstance(value, bool) or not isinstance(value, int | float) or int(value) != value:
         raise InvalidField("limit", f"must be an integer from 1 to {maximum}")
-    return value
+    if not 1 <= value <= maximum:
+        raise InvalidField("limit", f"must be from 1 to {maximum}")
+    return int(value)
 
 
 def _text(asked: dict[str, Any], name: str) -> str | None:
