@@ -9,7 +9,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dimensions: int
     window_tokens: int
-    """Most tokens of one inference, special tokens included."""
+    """Most tokens of a planned part, special tokens included."""
     files: dict[str, str]
     """File name -> lower-case SHA-256 hex; for an endpoint, its URL and model name stand here as the file."""
     tokenizer_digest: str

@@ -190,7 +190,9 @@ class Coordinator:
         except OutcomeUnknown:
             return  # The ledger has said so itself; the process is about to end.
         else:
-            self._failures.pop(work.n, None)
+            if work.verb is Verb.REMEMBER and self._is_open(work):
+                # Nothing failed and it has not ended: a plan of an older generation was not taken, say.
+                self._later(work)
 
     async def _step(self, work: Work) -> None:
         now = self._clock.now_us()
