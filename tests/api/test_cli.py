@@ -6,11 +6,13 @@ import os
 import pty
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +58,11 @@ def muniment(
     )
     assert "Traceback" not in shown.stderr, shown.stderr
     return shown
+
+
+@pytest.fixture(autouse=True)
+def no_url_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUNIMENT_URL", raising=False)
 
 
 class Called:
@@ -271,7 +278,7 @@ def test_without_waiting_it_is_accepted(called: Called) -> None:
         (["add", "a", "--timeout", "-1"], "--timeout"),
         (["recall"], "Missing argument"),
         (["recall", " "], "query: must not be blank"),
-        (["recall", "a", "--limit", "0"], "limit: must be an integer from 1"),
+        (["recall", "a", "--limit", "0"], "limit: must be"),
         (["recall", "a", "--limit", "x"], "--limit"),
         (["operation"], "give either an operation ID or --list"),
         (["operation", "a", "--list"], "give either an operation ID or --list"),
@@ -312,6 +319,30 @@ def test_a_server_that_does_not_answer_ends_with_5_and_the_id_was_told() -> None
 def test_a_url_that_is_none_ends_with_2(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["recall", "a", "--url", url]) == 2
     assert "is not a URL" in capfd.readouterr().err
+
+
+def test_the_environment_names_a_server_or_a_directory(
+    server: Server, called: Called, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert called("add", "From the environment.", "--id", "environment")[0] == 0
+    monkeypatch.setenv("MUNIMENT_DATA_DIR", str(server.data_dir))
+    assert run(["operation", "environment"]) == 0
+    monkeypatch.setenv("MUNIMENT_DATA_DIR", "/nonexistent/data")
+    assert run(["operation", "environment"]) == 4
+    monkeypatch.setenv("MUNIMENT_URL", server.url)
+    assert run(["operation", "environment"]) == 0
+    monkeypatch.setenv("MUNIMENT_URL", "http://127.0.0.1:9")
+    assert run(["operation", "environment"]) == 5
+    assert called("operation", "environment")[0] == 0, "the flag goes before the environment"
+
+
+def test_somebody_elses_server_is_no_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        code = run(["operation", "a", "--url", f"http://127.0.0.1:{other.server_address[1]}"])
+        other.shutdown()
+    assert code == 1
+    assert "/ready was answered with status 501" in capfd.readouterr().err
 
 
 def test_a_directory_without_a_memory_is_not_made_by_asking(tmp_path: Path) -> None:
@@ -440,8 +471,12 @@ def test_the_temporary_server_ends_with_its_command_even_by_sigkill(
     assert owner is not None
     process.kill()
     process.wait()
-    until(lambda: wiring.owner(where) is None)
-    until(lambda: not Path(f"/proc/{owner.pid}").exists())
+    try:
+        until(lambda: wiring.owner(where) is None)
+        until(lambda: not Path(f"/proc/{owner.pid}").exists())
+    finally:  # Where this fails, nothing else would end it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(owner.pid, signal.SIGKILL)
 
 
 def test_a_temporary_server_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -624,6 +659,29 @@ def test_an_import_killed_with_its_server_and_run_again_is_exactly_once(
     assert len({line["result"]["id"] for line in everything}) == count
     print(f"kills that happened: {kills}; kept before the last run: {len(kept)}")
     assert kills == 4
+
+
+def test_an_import_that_is_interrupted_says_how_far_it_came(
+    server: Server, called: Called, started: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    process = started("import", "-", "--url", server.url, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(lines({"content": "Interrupted.", "operation_id": "interrupted"}))
+    process.stdin.flush()
+    until(lambda: called("operation", "interrupted")[0] == 0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert set(counted(out.decode())) >= {"accepted", "open"}
+    assert err.decode() == "not finished: run the same command again, nothing is kept twice\n"
+    again = muniment(
+        "import",
+        "-",
+        "--url",
+        server.url,
+        given=lines({"content": "Interrupted.", "operation_id": "interrupted"}),
+    )
+    assert counted(again.stdout)["already_there"] == 1
 
 
 def test_an_import_whose_server_goes_away_for_good_ends_with_5(
@@ -852,3 +910,23 @@ def test_check_says_ok_with_the_server_and_without(tmp_path: Path) -> None:
         assert shown.stdout.startswith("ok: 1 operations, 1 memories, state_digest ")
     told = json.loads(muniment("check", str(where), "--json").stdout)
     assert told["findings"] == []
+
+
+def test_check_names_what_is_wrong_and_ends_with_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    where = tmp_path / "data"
+    with Server(where) as running:
+        assert run(["add", "The original words.", "--url", running.url]) == 0
+        assert running.terminate() == 0
+    assert run(["check", str(where)]) == 0
+    with contextlib.closing(sqlite3.connect(where / "ledger.db")) as tampering:
+        changed = tampering.execute("UPDATE payload SET bytes = CAST('Thf original words.' AS BLOB)").rowcount
+        tampering.commit()
+    assert changed == 1
+    capfd.readouterr()
+    assert run(["check", str(where)]) == 1
+    out, _ = capfd.readouterr()
+    assert "ok" not in out
+    assert out.startswith("ledger.db: ")
+    assert run(["check", "--data-dir", str(where), "--json"]) == 1
+    assert len(json.loads(capfd.readouterr().out)["findings"]) == len(out.splitlines()) >= 1
+    assert run(["check", str(where), "--data-dir", str(where)]) == 2

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -218,6 +219,16 @@ def test_the_document_says_what_the_code_does() -> None:
     for kind, name in kinds.items():
         assert {*schemas[name]["properties"]} == {*payloads.FIELDS[kind]}
         assert schemas[name]["required"] == list(payloads.REQUIRED[kind])
+
+
+def test_not_blank_means_the_same_to_the_document_and_to_the_code() -> None:
+    schemas = OURS.document["components"]["schemas"]
+    patterns = {each["pattern"] for each in objects(schemas) if str(each.get("pattern", "")).startswith("[^")}
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+
+    assert len(patterns) == 1
+    filled = re.compile(patterns.pop())
+    assert [each for each in characters if (filled.search(each) is None) != each.isspace()] == []
 
 
 def test_the_document_is_served_as_it_is_shipped(client: ContractClient) -> None:

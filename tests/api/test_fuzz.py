@@ -1,4 +1,4 @@
-"""Generated requests against a live server: every answer is one that the documents declare (plan R23).
+"""Generated requests against a live server: every answer is one that the documents declare.
 
 Both documents are fuzzed: ours with the payloads of the kinds spelled out, and the seed's with links added. A
 schema cannot say that a hash is right, so most generated submissions are completed before they are sent; some

@@ -249,8 +249,17 @@ def test_requests_on_one_connection_do_not_disturb_each_other(client: ContractCl
             assert wire.receive(connection).json()["status"] == "ok"
 
 
-def test_a_request_that_is_no_http_does_not_reach_a_route(server: Server) -> None:
-    answer = wire.exchange(server.url, [b"this is no request\r\n\r\n"])
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"this is no request\r\n\r\n",
+        "GET /é HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+        b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
+    ],
+)
+def test_a_request_that_is_no_http_does_not_reach_a_route(server: Server, request_bytes: bytes) -> None:
+    answer = wire.exchange(server.url, [request_bytes])
 
     assert answer.status_code == 400
+    assert answer.headers["content-type"].startswith("text/plain")
     assert httpx.get(f"{server.url}/health").status_code == 200

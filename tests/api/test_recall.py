@@ -67,9 +67,8 @@ def test_a_memory_is_read_and_recalled_with_its_provenance(client: ContractClien
 def test_a_limit_and_filters_bound_what_is_recalled(client: ContractClient) -> None:
     owner = str(uuid.uuid4())
     for n in range(3):
-        committed(
-            client, memory(f"{owner}-{n}", f"kettle {n}", user_id=owner, session_id=f"s{n}", agent_id="a")
-        )
+        said = {"session_id": f"s{n}", "agent_id": "a", "categories": [f"c{n}", "all"]}
+        committed(client, memory(f"{owner}-{n}", f"kettle {n}", user_id=owner, **said))
 
     def count(**asked: Any) -> int:
         answer = client.post(RECALL, json={"query": "kettle", "user_id": owner} | asked)
@@ -81,7 +80,8 @@ def test_a_limit_and_filters_bound_what_is_recalled(client: ContractClient) -> N
     assert count(session_id=None, agent_id=None, categories=None) == 3
     assert count(session_id="s3") == 0
     assert count(agent_id="b") == 0
-    assert count(categories=["none"]) == 0
+    named = [["none"], ["c1"], ["c1", "c2", "none"], ["all"], []]
+    assert [count(categories=categories) for categories in named] == [0, 1, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,12 @@ class Chain:
         """The tables that follow from the journal; None from the first unit on that cannot be folded."""
         self._chain = replay.CHAIN_START
 
-    def follow(self, position: int, data: bytes, digest: bytes, chain: bytes) -> Iterator[Problem]:
-        """Check the next unit and fold it."""
+    def follow(self, position: int, data: Any, digest: Any, chain: Any) -> Iterator[Problem]:
+        """Check the next unit and fold it. A damaged row may hold anything in place of bytes."""
+        if not (isinstance(data, bytes) and isinstance(digest, bytes) and isinstance(chain, bytes)):
+            yield Problem(JOURNAL, f"position {position}", "is not made of bytes")
+            self.position, self.folded = position, None
+            return
         problems: list[str] = []
         if position != self.position + 1:
             problems.append(f"follows position {self.position}")

@@ -1,7 +1,7 @@
 """The SQLite store, synchronous: open, migrate, one transaction a batch, reads (rulings 11, 12, 16)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -92,6 +92,10 @@ class SqliteStore:
                 f"{self.path} has format {version}; this program knows up to {known[-1][0]}. "
                 "Start the newer version that wrote it."
             )
+        # The fsync of what recovery found in the log may have failed, with the bytes in memory alone: they are
+        # written once more, elsewhere, before anybody hears of them.
+        with suppress(StorageFull, LedgerUnavailable):
+            self._copy_back()
         with self._transaction():
             for number, text in known:
                 if number > version:
@@ -151,8 +155,10 @@ class SqliteStore:
         Raises OutcomeUnknown on a failed write or fsync, which must never be tried again (house rule 18);
         StorageFull and LedgerUnavailable where it can wait: the log keeps what is not copied.
         """
-        if self._wal_pages <= wal_pages_max:
-            return
+        if self._wal_pages > wal_pages_max:
+            self._copy_back()
+
+    def _copy_back(self) -> None:
         try:
             self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
         except LedgerUnavailable:

@@ -1,6 +1,7 @@
 """Routing on the raw path: split, then decode, so that every operation ID is one segment (ADR 0009)."""
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -8,7 +9,7 @@ from muniment.errors import MethodNotAllowed, NotFound
 from muniment.interfaces.http.exchange import Handler
 from muniment.interfaces.http.percent import decoded
 
-_SHOWN_BYTES_MAX = 200
+_SHOWN_BYTES_MAX: Final = 200
 
 
 class Route(msgspec.Struct, frozen=True):
