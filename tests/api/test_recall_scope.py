@@ -311,7 +311,7 @@ def test_control_a_wrong_answer_is_noticed(tmp_path: Path, code: str) -> None:
         with ContractClient(server.url) as client:
             filled = Store(client)
             filled.remember(corpus()[:40])
-            assert wrong_answers(filled, list(questions())[::12]) != []
+            assert wrong_answers(filled, list(questions())[::11]) != []
 
 
 def test_control_a_recall_that_does_not_wait_for_the_device_is_noticed(tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ CONTROLS: Final = {
     "skip rule removed": ("long", "embedded again: ['1:0'"),
     "journal apart from tables": ("tasks", "differs from the fold of the journal"),
     "event apart from state": ("cascade", "progress_seq"),
-    "rolled back and acknowledged": ("short", "acknowledged and gone: Stood(id='short-1', state='committed')"),
+    "rolled back and acknowledged": (
+        "short",
+        "acknowledged and gone: Stood(id='short-1', state='committed')",
+    ),
 }
 
 

@@ -4,8 +4,12 @@ The real server runs under strace, which answers EIO or ENOSPC instead of the ke
 ends the process with status 1 and only the next one knows what became of the write. A full disk is a clean no.
 """
 
+import contextlib
+import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,11 +20,13 @@ import httpx
 import msgspec
 import pytest
 
+from muniment.adapters.sqlite.store import LEDGER_FILE, SqliteReader
+from tests.crash import ledger_alone
 from tests.support import submissions, truth
 from tests.support.crashpoints import all_cases, seed
-from tests.support.live import OPERATIONS, patched
-from tests.support.server import Server
-from tests.support.strace import Call, Injection, calls_in, straced
+from tests.support.live import OPERATIONS, ROOT, patched
+from tests.support.server import SOURCE, Server
+from tests.support.strace import Call, Injection, calls_in, options, straced
 from tests.support.truth import Accepted, Fact, Stood
 from tests.support.wrapped import WrappedServer
 
@@ -94,7 +100,9 @@ class Told(msgspec.Struct, frozen=True):
     @property
     def refused(self) -> bool:
         """The answer says that nothing was stored."""
-        return self.answer is not None and self.answer.status_code == 503 and "unknown" not in self.answer.text
+        return (
+            self.answer is not None and self.answer.status_code == 503 and "unknown" not in self.answer.text
+        )
 
     def facts(self) -> Iterator[Fact]:
         if self.answer is not None and self.answer.is_success:
@@ -127,7 +135,9 @@ def settled(client: httpx.Client, *, but: tuple[str, ...] = ()) -> dict[str, dic
     give_up = time.monotonic() + SETTLE_SECONDS
     while True:
         found = receipts(client)
-        left = [name for name, receipt in found.items() if receipt["state"] not in TERMINAL and name not in but]
+        left = [
+            name for name, receipt in found.items() if receipt["state"] not in TERMINAL and name not in but
+        ]
         if not left:
             return found
         assert time.monotonic() < give_up, left
@@ -330,9 +340,185 @@ def test_control_a_server_that_breaks_the_rule_is_noticed(
         run_case(tmp_path, ground, injection, patched(tmp_path / "patch", code))
 
 
+# The store alone, where each call is the same one in every run: what is said of each error, and what follows it
+
+ALONE_CALLS: Final = ("fdatasync", "pwrite64", "ftruncate")
+FULL_ERRORS: Final = ("ENOSPC", "EDQUOT", "EFBIG")
+ALONE_SAMPLE: Final = 12
+# What the store may say, by error and step. A start that fails on a new file need not know more than that.
+SAID: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    **{("EIO", step): frozenset({"unknown"}) for step in ("commit", "checkpoint", "close")},
+    ("EIO", "open"): frozenset({"unknown", "unavailable"}),
+    **{("full", step): frozenset({"full"}) for step in ("open", "commit", "checkpoint")},
+    ("full", "close"): frozenset({"done"}),  # The log stays beside the database.
+}
+
+
+def alone(
+    directory: Path, injection: Injection | None, mutant: Mapping[str, str] | None = None
+) -> tuple[int, list[tuple[str, str]], list[Call]]:
+    """Run the store; return exit status, steps with what was said of each, and the calls on its files."""
+    data, record = directory / "store", directory / "record"
+    data.mkdir()
+    command = options(record, ALONE_CALLS, data) + (["-e", injection.option()] if injection else [])
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.crash.ledger_alone", str(data)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **(mutant or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    steps = [(step, said) for step, _, said in (line.partition(" ") for line in done.stdout.splitlines())]
+    return done.returncode, steps, calls_in(record)
+
+
+def judge_alone(directory: Path, injection: Injection, mutant: Mapping[str, str] | None = None) -> str:
+    """Inject one error; return the step that met it."""
+    status, steps, calls = alone(directory, injection, mutant)
+    happened = next(call for call in calls if call.injected)
+    # strace sees calls and not steps: the one that was met is the first without success, or the last.
+    met, said = next(((step, said) for step, said in steps if said != "done"), steps[-1])
+    step = met.partition(":")[0]
+    error = "full" if injection.call == "pwrite64" and injection.error in FULL_ERRORS else "EIO"
+    assert said in SAID[error, step], f"{step} {said} after {injection.option()} in {happened}"
+    if said == "unknown":
+        assert status == ledger_alone.EXIT_FAULT
+        touched = [call for call in calls if call.began > happened.returned]
+        assert not touched, f"touched after an unknown outcome: {touched}"
+    with_fault = dict(steps)
+    facts = [
+        fact_of(number)
+        for number in range(ledger_alone.COMMITS)
+        if with_fault.get(f"commit:{number}") == "done"
+    ]
+    absent = [
+        ledger_alone.name(n) for n in range(ledger_alone.COMMITS) if with_fault.get(f"commit:{n}") == "full"
+    ]
+    ledger_alone.opened(directory / "store").close()
+    truth.verify(directory / "store", facts)
+    with contextlib.closing(SqliteReader(directory / "store" / LEDGER_FILE)) as reader:
+        stored = reader.read(lambda reads: [row["id"] for row in reads.rows("operation")])
+    assert not set(absent) & set(stored), f"refused and there: {absent}"
+    return step
+
+
+def fact_of(number: int) -> Fact:
+    return Accepted(ledger_alone.name(number), ledger_alone.accept(number).payload_hash)
+
+
+def alone_cases(calls: list[Call], chooser: random.Random) -> list[Injection]:
+    """Each fsync once as EIO; a sample of fsyncs as a full disk and of writes as either."""
+    count = Counter(call.name for call in calls)
+    syncs = range(1, count["fdatasync"] + 1)
+    writes = range(1, count["pwrite64"] + 1)
+    few = len(writes) if all_cases() else ALONE_SAMPLE
+    return [
+        *(Injection("fdatasync", "EIO", n) for n in syncs),
+        *(Injection("fdatasync", "ENOSPC", n) for n in chooser.sample(syncs, 4)),
+        *(Injection("pwrite64", "EIO", n) for n in chooser.sample(writes, few)),
+        *(Injection("pwrite64", FULL_ERRORS[n % 3], n) for n in chooser.sample(writes, few)),
+    ]
+
+
+@pytest.mark.timeout(3000)
+def test_every_error_of_the_store_alone_is_called_what_it_is(tmp_path: Path) -> None:
+    chosen_by = seed()
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    status, steps, calls = alone(clean, None)
+    assert status == 0
+    assert {said for _, said in steps} == {"done"}
+    cases = alone_cases(calls, random.Random(chosen_by))
+
+    met: Counter[str] = Counter()
+    for number, injection in enumerate(cases):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        try:
+            met[f"{injection.call} {injection.error}: {judge_alone(directory, injection)}"] += 1
+        except AssertionError as error:
+            error.add_note(f"{injection.option()}; again: scripts/crash --seed {chosen_by}")
+            raise
+        shutil.rmtree(directory)
+
+    print(f"store alone: {met.total()} faults injected ({dict(met)}), seed {chosen_by}")
+    assert met.total() == len(cases) >= 40
+    assert {step for step in ("open", "commit", "checkpoint", "close") if met[f"fdatasync EIO: {step}"]} == {
+        "open",
+        "commit",
+        "checkpoint",
+        "close",
+    }
+
+
+CLOSES_WITH_A_CHECKPOINT: Final = """
+import apsw
+config = apsw.Connection.config
+from muniment.adapters.sqlite import store
+opened = store.open_writer
+def open_writer(path):
+    connection = opened(path)
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+    return connection
+store.open_writer = open_writer
+"""
+
+SWALLOWS_CHECKPOINTS: Final = """
+from muniment.adapters.sqlite import store
+from muniment.errors import OutcomeUnknown
+copy_back = store.SqliteStore._copy_back
+def quiet(self):
+    try:
+        copy_back(self)
+    except OutcomeUnknown:
+        pass
+store.SqliteStore._copy_back = quiet
+"""
+
+QUOTA_IS_UNKNOWN: Final = """
+from muniment.adapters.sqlite import connection
+connection.FULL_ERRNOS = frozenset()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "injection", "complaint"),
+    [
+        (CLOSES_WITH_A_CHECKPOINT, Injection("fdatasync", "EIO", 5), "touched after an unknown outcome"),
+        (SWALLOWS_CHECKPOINTS, Injection("fdatasync", "EIO", 6), "touched|done after|checkpoint"),
+        (QUOTA_IS_UNKNOWN, Injection("pwrite64", "EFBIG", 60), "commit unknown after"),
+    ],
+    ids=["closes with a checkpoint", "swallows checkpoints", "quota is unknown"],
+)
+def test_control_a_store_that_misjudges_is_noticed(
+    tmp_path: Path, code: str, injection: Injection, complaint: str
+) -> None:
+    directory = tmp_path / "case"
+    directory.mkdir()
+    # The guard of ``patched`` is for servers; this program is none.
+    environ = patched(tmp_path / "patch", code)
+    (tmp_path / "patch" / "sitecustomize.py").write_text(code, "utf-8")
+
+    with pytest.raises(AssertionError, match=complaint):
+        judge_alone(directory, injection, environ)
+
+
 # An fsync before each 202
 
-RECORDED: Final = ("fdatasync", "fsync", "pwrite64", "read", "recvfrom", "write", "writev", "sendto", "sendmsg")
+RECORDED: Final = (
+    "fdatasync",
+    "fsync",
+    "pwrite64",
+    "read",
+    "recvfrom",
+    "write",
+    "writev",
+    "sendto",
+    "sendmsg",
+)
 RECORDED_POSTS: Final = 12
 
 
@@ -383,7 +569,9 @@ def recorded(directory: Path, environ: Mapping[str, str] | None = None) -> tuple
     names = [f"durable-{number}-before-acknowledged" for number in range(RECORDED_POSTS)]
     with server, client_of(server) as client:
         for number, name in enumerate(names):
-            submission = submissions.memory(name) if number % 2 else submissions.stream(name, f"chores {number}")
+            submission = (
+                submissions.memory(name) if number % 2 else submissions.stream(name, f"chores {number}")
+            )
             assert post(client, submission).accepted
         settled(client)
         assert server.terminate() == 0
@@ -426,9 +614,12 @@ def early(handle, rows, asked, appended):
         writer._loop.call_soon_threadsafe(answer, writer, waiting, [reply] * len(waiting), [])
         time.sleep(0.02)
     return reply
+def others(self, batch, replies, sealed):
+    left = [pair for pair in zip(batch, replies) if not pair[0].future.done()]
+    answer(self, [waiting for waiting, _ in left], [reply for _, reply in left], sealed)
 store.attempt = early
 ledger.SqliteLedger._committed = remember
-ledger.SqliteLedger._answer = lambda self, batch, replies, sealed: answer(self, [], [], sealed)
+ledger.SqliteLedger._answer = others
 """
 
 

@@ -202,8 +202,14 @@ class _Verifier:
         after = 0
         while page := reads.units(after, JOURNAL_PAGE):
             for each in page:
+                if each.position <= after:  # A damaged tree may lead round in circles.
+                    self._find(
+                        f"stands after position {after}", verification.JOURNAL, f"position {each.position}"
+                    )
+                    self._chain.folded = None
+                    return
+                after = each.position
                 self._take(self._chain.follow(each.position, each.data, each.digest, each.chain))
-            after = page[-1].position
         if self._chain.position == 0:
             self._find("is empty, a history begins with one genesis unit", verification.JOURNAL)
 
