@@ -699,6 +699,23 @@ def test_a_flipped_bit_is_found_or_lies_where_nothing_is_kept(healthy: Path, dam
     assert found >= FLIPS_FOUND_MIN
 
 
+def test_a_lost_sector_is_found_or_held_nothing(healthy: Path, damaged: Path) -> None:
+    """Whole sectors of noise: trees that lead round in circles, rows with values of any type."""
+    numbers = random.Random(4)
+    whole, kept = (healthy / FILE).read_bytes(), everything(healthy)
+    found = 0
+    for start in range(0, len(whole), 3 * 512):
+        (damaged / FILE).write_bytes(whole[:start] + numbers.randbytes(512) + whole[start + 512 :])
+        report = check(damaged)
+        found += bool(report.findings)
+        assert report.findings or everything(damaged) == kept, start
+        for rest in damaged.iterdir():
+            if rest.name != FILE:
+                rest.unlink()
+    print(f"{found} of {-(-len(whole) // (3 * 512))} lost sectors found")
+    assert found > 30
+
+
 @pytest.mark.parametrize(
     ("statement", "name"),
     [

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from muniment.core import canonical
 from muniment.core.tables import Row
 from muniment.errors import InvariantBroken
 from muniment.model import journal
@@ -149,6 +150,9 @@ def _complete_step(payload: Mapping[str, Any], view: View) -> Effect | Refused:
     result = {"id": step["key"], "status": "completed", "existing": step["completed_by"] is not None}
     if step["completed_by"] is None:
         return Effect(result=result, completion=journal.Completion(step=step["object_n"], by=view.object))
-    if view.attributes(step["completed_by"]).get("result") != payload.get("result"):
+    first = view.attributes(step["completed_by"]).get("result")
+    if canonical.encode(first) != canonical.encode(
+        payload.get("result")
+    ):  # 1, 1.0 and true are three results.
         return Refused(reason="completion_differs", error=f"{step['key']} is completed with another result")
     return Effect(result=result)

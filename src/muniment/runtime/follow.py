@@ -8,7 +8,7 @@ costs a bounded queue.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from muniment.core import receipts, replay
 from muniment.core.tables import Row
@@ -85,7 +85,9 @@ class Followers:
             raise Unavailable("event streams are closed: the server is stopping")
         if self._count >= self._followers_max:
             raise Unavailable(f"too many event streams are open, the limit is {self._followers_max}")
-        return self._stream(int(row["n"]), operation_id, after)
+        stream = self._stream(int(row["n"]), operation_id, after)
+        # The stream takes its place and reads its first page now, so that a fault is an answer and not a cut.
+        return _Begun(await anext(stream), stream)
 
     def _publish(self, sealed: Sequence[SealedUnit]) -> None:
         for each in sealed:
@@ -103,8 +105,12 @@ class Followers:
         follower = Follower()
         self._enter(n, operation_id, follower)
         try:
-            last = after
-            behind = True
+            frames = await self._history(n, operation_id, after)
+            yield b"".join(data for _, _, data in frames)
+            if frames and frames[-1][1]:
+                return
+            last = frames[-1][0] if frames else after
+            behind = len(frames) == HISTORY_PAGE
             while not follower.closed:
                 if behind:
                     follower.lagged = False
@@ -150,6 +156,26 @@ class Followers:
             return row is not None and row["state"] in TERMINAL and row["progress_seq"] <= last
 
         return await self._ledger.read(query)
+
+
+class _Begun(AsyncGenerator[bytes, None]):
+    """A stream whose first bytes have been made: they come first, unless there are none."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        self._first, self._rest = first, rest
+
+    async def asend(self, value: None) -> bytes:
+        """Give the next bytes."""
+        first, self._first = self._first, b""
+        return first or await self._rest.asend(value)
+
+    async def athrow(self, *arguments: Any) -> bytes:
+        """Raise inside the stream."""
+        return await self._rest.athrow(*arguments)
+
+    async def aclose(self) -> None:
+        """End the stream, also one of which nothing was read."""
+        await self._rest.aclose()
 
 
 def _frame(operation_id: str, row: Row) -> Frame:

@@ -20,6 +20,7 @@ from muniment.interfaces.http.exchange import (
     Stream,
     error_answer,
 )
+from muniment.interfaces.http.origin import refuse_foreign
 from muniment.interfaces.http.routes import Route, Router
 from muniment.interfaces.http.service import Service
 
@@ -80,6 +81,7 @@ def create_app(service: Service) -> Application:
 
 async def _answer(router: Router, service: Service, scope: Message, receive: Receive) -> Answer | Stream:
     try:
+        refuse_foreign(scope["headers"])
         match = router.find(scope["method"], scope["raw_path"])
         return await match.handler(
             Exchange(
