@@ -203,7 +203,7 @@ def test_the_two_commands_of_a_fresh_machine_are_there() -> None:
     text = README.read_text("utf-8")
 
     for command in ("scripts/quickstart", "scripts/test"):
-        assert f"\n    {command} " in text
+        assert re.search(rf"^{command} +# \w", text, re.MULTILINE)
         assert os.access(ROOT / command, os.X_OK)
 
 
