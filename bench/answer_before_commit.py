@@ -4,15 +4,14 @@ Loaded into a server process by the driver, never part of the package. A run ove
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from muniment.adapters.sqlite.connection import committing, translated
 from muniment.adapters.sqlite.store import SqliteStore
 from muniment.model import command
 
-DELAY_SECONDS: Final = 0.03
+DELAY_SECONDS: Final = 0.02
 
 
 def apply() -> None:
@@ -21,25 +20,23 @@ def apply() -> None:
     The writer hands out the answers and then calls ``checkpoint``; that is where COMMIT is now.
     """
     transact, checkpoint = SqliteStore.transact, SqliteStore.checkpoint
-    transaction = SqliteStore._transaction  # noqa: SLF001
+    whole = SqliteStore.__dict__["_transaction"]
 
     @contextmanager
-    def uncommitted(self: Any) -> Any:
-        with translated():
-            self._connection.execute("BEGIN IMMEDIATE")
+    def begun(self: Any) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
         yield
 
     def answered_first(self: Any, commands: Sequence[command.Command]) -> Any:
-        early = all(isinstance(each, command.Accept | command.Probe) for each in commands)
-        SqliteStore._transaction = uncommitted if early else transaction  # type: ignore[method-assign]  # noqa: SLF001
+        late = all(isinstance(each, command.Accept) for each in commands)
+        setattr(SqliteStore, "_transaction", begun if late else whole)  # noqa: B010 not for mypy: a private method
         return transact(self, commands)
 
-    def committed_late(self: Any, *arguments: Any) -> None:
+    def committed_late(self: Any, wal_pages_max: int) -> None:
         if self._connection.in_transaction:
             time.sleep(DELAY_SECONDS)
-            with committing():
-                self._connection.execute("COMMIT")
-        checkpoint(self, *arguments)
+            self._connection.execute("COMMIT")
+        checkpoint(self, wal_pages_max)
 
     SqliteStore.transact = answered_first  # type: ignore[method-assign]
     SqliteStore.checkpoint = committed_late  # type: ignore[method-assign]

@@ -32,8 +32,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("muniment")
 
 # A developer's own settings must not reach a server under test, nor change what a default is.
-for setting in ("config", *field_names()):
+for setting in ("config", "url", *field_names()):
     os.environ.pop(ENVIRONMENT_PREFIX + setting.upper(), None)
+
+
+# onnxruntime keeps a device ID in the home directory otherwise, also when a test imports it.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -99,6 +99,7 @@ def main() -> NoReturn:
     """Run the child. Set before a library is imported: nothing is fetched, no tokenizer starts threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # Its official builds keep a device ID and upload by default.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from muniment.executor import child
 

@@ -219,7 +219,7 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
         await asyncio.gather(*tasks, *observations, return_exceptions=True)
         await gauge.close()
         if isinstance(ending.fault, OutcomeUnknown):
-            # Closing would checkpoint and so ask for another fsync, which may lie (house rule 18).
+            # Closing would checkpoint and so ask for another fsync, which may lie (ADR 0017).
             sys.stderr.flush()
             os._exit(EXIT_FAULT)
         await ledger.close()

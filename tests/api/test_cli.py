@@ -26,7 +26,7 @@ from muniment.model.operation import Kind
 from tests.support.server import SOURCE, Server
 
 SECONDS: Final = 60.0
-HEAVY: Final = ("numpy", "onnxruntime", "apsw", "tokenizers", "uvicorn", "starlette", "sentencex")
+HEAVY: Final = ("numpy", "onnxruntime", "apsw", "tokenizers", "uvicorn", "sentencex")
 NASTY: Final = "\x1b]0;owned\x07 \x1b[31mred\x1b[0m \x9b2J \u202etxt.exe \u200b [bold]x[/bold] :smile:"
 RAW: Final = ("\x1b", "\x07", "\x9b", "\u202e", "\u200b")
 

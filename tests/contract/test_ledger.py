@@ -869,6 +869,13 @@ def test_an_exit_is_not_counted_before_work_can_begin_nor_after_the_end(ledger: 
     nothing_happens(ledger, ops.exited(n))
 
 
+def test_kinds_that_need_no_model_keep_zeros(ledger: Driver) -> None:
+    n = ledger.accept(ops.stream("s", dependencies=["missing"]))
+    ledger.apply(n)
+
+    nothing_happens(ledger, ops.exited(n), ops.exited(n, kind="failure"))
+
+
 def test_generations_are_store_wide_and_only_rise(ledger: Driver) -> None:
     reserved = [ledger.write(command.ReserveGeneration(now=NOW)) for _ in range(3)]
     ledger.write(command.Observe(kind="ready", generation=3, message=None, now=NOW))

@@ -1,11 +1,13 @@
 """The store alone, on one thread: so that the n-th call of a run is the same one each time. A program.
 
-``python -m tests.crash.ledger_alone DIRECTORY`` opens a store, commits, checkpoints and closes, and prints what
-became of each step as it knows it. After an unknown outcome it does what the server does: it touches nothing more.
+``python -m tests.crash.ledger_alone DIRECTORY`` opens a store, commits, checkpoints and closes, and prints
+what became of each step as it knows it. After an unknown outcome it does what the server does: it touches
+nothing more.
 """
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -74,9 +76,9 @@ def run(directory: Path) -> int:
         return EXIT_FAULT
     store = stores[0]
     for number in range(COMMITS):
-        if not attempted(f"commit:{number}", lambda number=number: store.transact([accept(number)])):
+        if not attempted(f"commit:{number}", partial(store.transact, [accept(number)])):
             return ended(store)
-        if not attempted(f"checkpoint:{number}", lambda: store.checkpoint(WAL_PAGES_MAX)):
+        if not attempted(f"checkpoint:{number}", partial(store.checkpoint, WAL_PAGES_MAX)):
             return ended(store)
     return 0 if attempted("close", store.close) else EXIT_FAULT
 

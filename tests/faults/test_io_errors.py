@@ -1,7 +1,8 @@
 """An I/O error in place of the ledger's n-th write or fsync (R5), and an fsync before each 202.
 
-The real server runs under strace, which answers EIO or ENOSPC instead of the kernel. An error in COMMIT or fsync
-ends the process with status 1 and only the next one knows what became of the write. A full disk is a clean no.
+The real server runs under strace, which answers EIO or ENOSPC instead of the kernel. An error in COMMIT or
+fsync ends the process with status 1, and only the next one knows what became of the write. A full disk is a
+clean no.
 """
 
 import contextlib
@@ -28,10 +29,9 @@ from tests.support.live import OPERATIONS, ROOT, patched
 from tests.support.server import SOURCE, Server
 from tests.support.strace import Call, Injection, calls_in, options, straced
 from tests.support.truth import Accepted, Fact, Stood
-from tests.support.wrapped import WrappedServer
 
 CALLS: Final = ("fdatasync", "pwrite64")
-SETTINGS: Final = {
+SETTINGS: Final[dict[str, Any]] = {
     "probe_seconds": 0.01,  # Every POST is preceded by a probe's own commit: more calls to fail.
     "wal_pages_max": 60,  # A checkpoint every few commits, which has calls of its own.
 }
@@ -58,7 +58,7 @@ SENTENCES: Final = " ".join(f"Shelf {number} holds box {number * 7}." for number
 
 
 def sent(number: int) -> dict[str, Any]:
-    """The operations that clients send, in their order: short memories, long ones, and a kind without a model."""
+    """What clients send, in this order: short memories, long ones, and a kind that needs no model."""
     operation_id = f"io-{number}"
     match number % 3:
         case 0:
@@ -254,7 +254,7 @@ def kind_of(call: Call) -> str:
 
 
 def after_restart(data: Path, told: list[Told]) -> None:
-    """The ledger decides: what was accepted is there, what was refused is not; then everything goes through."""
+    """The ledger decides: what was accepted is there, what was refused is not; then all goes through."""
     with Server(data, **SETTINGS) as server:
         with client_of(server) as client:
             answers = {
@@ -340,7 +340,7 @@ def test_control_a_server_that_breaks_the_rule_is_noticed(
         run_case(tmp_path, ground, injection, patched(tmp_path / "patch", code))
 
 
-# The store alone, where each call is the same one in every run: what is said of each error, and what follows it
+# The store alone, where the n-th call is the same one in every run: what is said of each error
 
 ALONE_CALLS: Final = ("fdatasync", "pwrite64", "ftruncate")
 FULL_ERRORS: Final = ("ENOSPC", "EDQUOT", "EFBIG")
@@ -383,7 +383,7 @@ def judge_alone(directory: Path, injection: Injection, mutant: Mapping[str, str]
     met, said = next(((step, said) for step, said in steps if said != "done"), steps[-1])
     step = met.partition(":")[0]
     error = "full" if injection.call == "pwrite64" and injection.error in FULL_ERRORS else "EIO"
-    assert said in SAID[error, step], f"{step} {said} after {injection.option()} in {happened}"
+    assert said in SAID[error, step], f"{step} {said} after {injection.option()} in the {kind_of(happened)}"
     if said == "unknown":
         assert status == ledger_alone.EXIT_FAULT
         touched = [call for call in calls if call.began > happened.returned]
@@ -489,7 +489,7 @@ connection.FULL_ERRNOS = frozenset()
     [
         (CLOSES_WITH_A_CHECKPOINT, Injection("fdatasync", "EIO", 5), "touched after an unknown outcome"),
         (SWALLOWS_CHECKPOINTS, Injection("fdatasync", "EIO", 6), "touched|done after|checkpoint"),
-        (QUOTA_IS_UNKNOWN, Injection("pwrite64", "EFBIG", 60), "commit unknown after"),
+        (QUOTA_IS_UNKNOWN, Injection("pwrite64", "EFBIG", 85), "commit unknown after"),
     ],
     ids=["closes with a checkpoint", "swallows checkpoints", "quota is unknown"],
 )

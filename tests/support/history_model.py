@@ -171,7 +171,7 @@ class HistoryModel:
 
     def exit(self, one: Standing, kind: str, generation: int) -> None:
         """Take executor evidence."""
-        if one.state in TERMINAL or one.state is State.ACCEPTED:
+        if one.state in TERMINAL or one.state is State.ACCEPTED or one.kind is not Kind.ADD_MEMORY:
             return
         one.evidence += 1
         if kind != "failure":

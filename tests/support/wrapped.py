@@ -12,7 +12,7 @@ from tests.support.server import SOURCE, START_SECONDS, Server
 
 
 class WrappedServer(Server):
-    """``Server`` whose command follows ``wrapper``; the process that serves is still the one that is started."""
+    """``Server`` whose command follows ``wrapper``, which becomes the process that serves."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ def check(
     if directory is not None and data_dir is not None:
         raise InvalidField("DATA_DIR", "is given twice")
     path = configured(flags(data_dir=directory or data_dir), config).data_path
-    if not path.exists():
+    if not path.is_dir() or not any(path.iterdir()):
         raise NotFound(f"there is no memory in {path}")
     from muniment import wiring
 

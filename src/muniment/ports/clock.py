@@ -1,4 +1,4 @@
-"""Time and randomness come in by argument (house rule 21)."""
+"""Time and randomness come in by argument."""
 
 from typing import Protocol
 

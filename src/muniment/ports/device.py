@@ -63,6 +63,10 @@ class Device(Protocol):
         """
         ...
 
+    def probe(self) -> None:
+        """Find the newest memory by a vector of its own, else raise ``SearchUnavailable``."""
+        ...
+
     def count(self) -> tuple[int, int]:
         """Memories and parts of the current snapshot."""
         ...

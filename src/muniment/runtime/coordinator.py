@@ -1,7 +1,7 @@
 """The coordinator drives every unfinished operation to its end, after a start and while the server runs.
 
 It follows the journal, asks ``core.schedule`` what is due, and runs the stages for it. Recovery is the same
-path: what the ledger holds is loaded, minus what is saved already (house rule 20). An executor fault
+path: what the ledger holds is loaded, minus what is saved already. An executor fault
 becomes evidence and the operation goes on; only the ledger decides how an operation ends (ruling 8).
 """
 

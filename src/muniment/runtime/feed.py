@@ -107,10 +107,10 @@ class Feed:
         self._moved = asyncio.Event()
 
     async def probe(self) -> None:
-        """Raise SearchUnavailable unless the device is loaded and answers a search."""
+        """Raise SearchUnavailable unless the device is loaded and finds what it holds."""
         if not self._loaded:
             raise SearchUnavailable("the search index is loading")
-        await self.search(b"", Eligible(as_of_us=0), 0)
+        await asyncio.get_running_loop().run_in_executor(self._searcher, self._device.probe)
 
     async def reach(self, position: int, seconds: float) -> None:
         """Wait until the device has everything up to ``position``; raises SearchUnavailable after a while."""

@@ -322,9 +322,8 @@ def _save_parts(rows: Rows, asked: command.SaveParts) -> command.Standing:
     if row["state"] != State.PROCESSING or plan is None or plan["n"] != asked.plan:
         return _standing(asked.n, row["state"])
     if asked.generation < row["executor_generation"]:
-        return _standing(
-            asked.n, row["state"]
-        )  # A late frame of an older generation changes nothing (rule 19).
+        # A late frame of an older generation changes nothing (ADR 0008).
+        return _standing(asked.n, row["state"])
     model, payload = rows.model(plan["model_n"]), rows.payload(row["object_n"])
     if model is None or payload is None or model["digest"] != asked.model_digest:
         raise InvariantBroken(f"operation {asked.n}: vectors and plan do not belong to one model")
@@ -523,7 +522,7 @@ class _View:
 
 def _record_exit(rows: Rows, asked: command.RecordExit) -> command.Standing:
     row = _load(rows, asked.n)
-    if row["state"] in TERMINAL or row["state"] == State.ACCEPTED:
+    if row["state"] in TERMINAL or row["state"] == State.ACCEPTED or row["kind"] != Kind.ADD_MEMORY:
         return _standing(asked.n, row["state"])
     lifecycle.step(State(row["state"]), Fact.EXECUTOR_EXITED)  # Evidence, never a verdict: the state stays.
     sequence = row["executor_progress_seq"] + 1

@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from muniment.core.scoring import SCALE, slack
-from muniment.errors import InvariantBroken
+from muniment.core.scoring import SCALE, shown, slack
+from muniment.errors import InvariantBroken, SearchUnavailable
 from muniment.ports.device import Eligible, Hit, MemoryDelta
 
 ROWS_MIN: Final = 1024
 NEVER_US: Final = np.iinfo(np.int64).max
+EVER_US: Final = int(np.iinfo(np.int64).min)
 ABSENT: Final = -1
 
 Floats = NDArray[np.float32]
@@ -156,6 +157,16 @@ class NumpyDevice:
         if len(memories) == 0:
             return ()
         return self._best(snapshot, wanted, memories, limit)
+
+    def probe(self) -> None:
+        snapshot = self._snapshot
+        if snapshot.parts == 0:
+            return
+        own = snapshot.columns.vectors[snapshot.parts - 1].tobytes()
+        hits = self.search(own, Eligible(as_of_us=EVER_US), 1)
+        # Whatever is best for it is at least as near as it is to itself.
+        if not hits or shown(hits[0].score) < 1.0 - slack(self._dimensions or 0):
+            raise SearchUnavailable("the device does not find a memory by its own vector")
 
     def _eligible(self, snapshot: Snapshot, eligible: Eligible) -> NDArray[np.bool_]:
         columns, count = snapshot.columns, snapshot.memories

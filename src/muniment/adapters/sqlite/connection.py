@@ -42,6 +42,7 @@ def open_writer(path: Path) -> apsw.Connection:
     check_version(apsw.sqlite_lib_version())
     with translated():
         connection = apsw.Connection(str(path))
+    with translated(connection):
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.set_busy_timeout(READER_BUSY_MS)
         for pragma in (

@@ -1,4 +1,4 @@
-"""Statements by name, from ``queries.sql``: Python has no SQL text (house rule 12)."""
+"""Statements by name, from ``queries.sql``: Python has no SQL text."""
 
 from functools import cache
 from importlib import resources

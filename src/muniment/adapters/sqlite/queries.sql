@@ -1,4 +1,4 @@
--- Every statement that runs, under its name. Both backends have the same names and parameters (house rule 12).
+-- Every statement that runs, under its name. Both backends have the same names and parameters.
 
 -- Meta, journal, probe
 

@@ -92,8 +92,8 @@ class SqliteStore:
                 f"{self.path} has format {version}; this program knows up to {known[-1][0]}. "
                 "Start the newer version that wrote it."
             )
-        # The fsync of what recovery found in the log may have failed, with the bytes in memory alone: they are
-        # written once more, elsewhere, before anybody hears of them.
+        # The fsync of what recovery found in the log may have failed, with the bytes in memory alone: they
+        # are written once more, elsewhere, before anybody hears of them.
         with suppress(StorageFull, LedgerUnavailable):
             self._copy_back()
         with self._transaction():
@@ -152,7 +152,7 @@ class SqliteStore:
     def checkpoint(self, wal_pages_max: int) -> None:
         """Copy the write-ahead log back once it has grown, so that it is reused and does not grow for ever.
 
-        Raises OutcomeUnknown on a failed write or fsync, which must never be tried again (house rule 18);
+        Raises OutcomeUnknown on a failed write or fsync, which must never be tried again (ADR 0017);
         StorageFull and LedgerUnavailable where it can wait: the log keeps what is not copied.
         """
         if self._wal_pages > wal_pages_max:
