@@ -15,9 +15,9 @@ DELAY_SECONDS: Final = 0.02
 
 
 def apply() -> None:
-    """Move the COMMIT of every transaction that holds nothing but accepts behind its answers.
+    """Move the COMMIT of every accepted operation behind its answer; all other work is committed as ever.
 
-    The writer hands out the answers and then calls ``checkpoint``; that is where COMMIT is now.
+    The writer hands out the answers and then calls ``checkpoint``; that is where the COMMIT is now.
     """
     transact, checkpoint = SqliteStore.transact, SqliteStore.checkpoint
     whole = SqliteStore.__dict__["_transaction"]
@@ -28,9 +28,15 @@ def apply() -> None:
         yield
 
     def answered_first(self: Any, commands: Sequence[command.Command]) -> Any:
-        late = all(isinstance(each, command.Accept) for each in commands)
-        setattr(SqliteStore, "_transaction", begun if late else whole)  # noqa: B010 not for mypy: a private method
-        return transact(self, commands)
+        accepts = [each for each in commands if isinstance(each, command.Accept)]
+        others = [each for each in commands if not isinstance(each, command.Accept)]
+        replies, sealed = transact(self, others) if others else ([], [])
+        if accepts:
+            setattr(SqliteStore, "_transaction", begun)  # noqa: B010 mypy would ask for the type of a method
+            first, added = transact(self, accepts)
+            setattr(SqliteStore, "_transaction", whole)  # noqa: B010
+            replies, sealed = [*first, *replies], [*sealed, *added]
+        return replies, sealed
 
     def committed_late(self: Any, wal_pages_max: int) -> None:
         if self._connection.in_transaction:

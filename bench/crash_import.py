@@ -1,12 +1,14 @@
-"""Import long conversations while the server is killed with SIGKILL again and again; then account for everything.
+"""Import long conversations while the server is killed again and again; then account for everything.
 
-A client submits one turn after the other and writes each ID that was acknowledged to a file, with fsync, before it
-goes on. A driver outside the server kills it at moments that a printed seed chooses, and starts it again. Afterwards
-every acknowledged ID must have exactly one memory, the outcome must be that of an undisturbed import, nothing that was
-embedded and saved may have been embedded again, and both stores must pass ``muniment check``.
+A client submits one turn after the other and writes each ID that was acknowledged to a file, with fsync,
+before it goes on. A driver outside the server kills it with SIGKILL at moments that a printed seed
+chooses, and starts it again. Afterwards every acknowledged ID must have exactly one memory, the outcome
+must be that of an undisturbed import, nothing that was embedded and saved may have been embedded again,
+and both stores must pass ``muniment check``.
 
-Wanted in --data: locomo5_dev.json.gz, a JSON list of conversations in the format of LoCoMo (Maharana et al., ACL 2024,
-github.com/snap-research/locomo, data/locomo10.json, CC BY-NC 4.0), which is not part of this repository.
+Wanted in --data: locomo5_dev.json.gz, a JSON list of conversations in the format of LoCoMo (Maharana et
+al., ACL 2024; github.com/snap-research/locomo, data/locomo10.json; CC BY-NC 4.0). No part of this
+repository.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import apsw
 import msgspec
@@ -37,7 +39,7 @@ from tests.support.server import Server
 FILE: Final = "locomo5_dev.json.gz"
 STAGES: Final = ("accepted", "planned", "processing", "indexed")
 STAGES_TEXT: Final = """\
-An operation at rest after a kill counts as
+An operation that is at rest after a kill, and was not there after the kill before, counts as
   accepted    acknowledged, and no plan is saved (states accepted and validated)
   planned     the plan is saved, no part is indexed (planned and processing are reached in one transaction)
   processing  some parts are indexed, not all
@@ -51,14 +53,18 @@ SETTINGS: Final = {
     "embed_batch_tokens_max": 24,
     "executor_backoff_seconds_max": 0.5,
 }
-STANDING_SQL: Final = """
-SELECT count(part.plan_n), coalesce(sum(part.embedding_state = 'indexed'), 0)
+OPEN: Final = "('accepted', 'validated', 'blocked', 'planned', 'processing', 'indexed')"
+STANDING_SQL: Final = f"""
+SELECT operation.n, count(part.plan_n), coalesce(sum(part.embedding_state = 'indexed'), 0)
 FROM operation
 LEFT JOIN plan ON plan.object_n = operation.object_n AND plan.active = 1
 LEFT JOIN part ON part.plan_n = plan.n
-WHERE operation.state IN ('accepted', 'validated', 'blocked', 'planned', 'processing', 'indexed')
+WHERE operation.state IN {OPEN} AND (:begun = 0 OR operation.state = 'processing')
 GROUP BY operation.n
 """
+
+Standing = tuple[str, int]
+"""Stage and number of indexed parts of an operation that has not ended."""
 
 
 # The conversations
@@ -103,12 +109,11 @@ class Importer:
         self.url: str | None = None
         self.allowed = 0
         self.done = 0
-        self.attempts = 0
         self.statuses: Counter[int] = Counter()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="importer", daemon=True)
 
-    def __enter__(self) -> "Importer":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -133,7 +138,6 @@ class Importer:
     def _submit(self, data: bytes) -> bool:
         """Submit until there is an answer; False where the driver has given up."""
         while not self._stopped:
-            self.attempts += 1
             try:
                 status, said = self._post(data)
             except (OSError, http.client.HTTPException):
@@ -180,9 +184,16 @@ def reading(directory: Path) -> Iterator[apsw.Connection]:
         connection.close()
 
 
-def standing(store: apsw.Connection) -> Counter[str]:
-    """How many operations that have not ended are in each stage."""
-    return Counter(_stage(int(str(parts)), int(str(done))) for parts, done in store.execute(STANDING_SQL))
+def standing(store: apsw.Connection, *, begun: bool = False) -> dict[int, Standing]:
+    """Where each operation stands that has not ended; ``begun`` leaves out those without a plan."""
+    rows = store.execute(STANDING_SQL, {"begun": int(begun)})
+    counted = (tuple(int(str(value)) for value in row) for row in rows)
+    return {n: (_stage(parts, indexed), indexed) for n, parts, indexed in counted}
+
+
+def is_open(store: apsw.Connection) -> bool:
+    """Whether an operation has not ended."""
+    return bool(store.execute(f"SELECT 1 FROM operation WHERE state IN {OPEN} LIMIT 1").fetchall())
 
 
 def _stage(parts: int, indexed: int) -> str:
@@ -220,9 +231,15 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
     aimed_at: str
     acknowledged: int
-    found: dict[str, int]
+    standing: dict[int, Standing]
+    came: frozenset[int]
+    """Operations that came to where they stand in the life that this kill ended."""
     indexed: frozenset[str]
     tally_bytes: int
+
+    def found(self) -> Counter[str]:
+        """How many operations had come to each stage in this life and were at rest there."""
+        return Counter(self.standing[n][0] for n in self.came)
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -232,25 +249,27 @@ class Run(msgspec.Struct, kw_only=True):
     directory: Path
     kills: list[Kill] = []
     seconds: float = 0.0
-    attempts: int = 0
     statuses: dict[int, int] = {}
     problems: list[str] = []
 
     @property
     def store(self) -> Path:
+        """The data directory."""
         return self.directory / "store"
 
     @property
     def tally(self) -> Path:
+        """Where the executor writes a line for each part that it embeds."""
         return self.directory / "tally"
 
     @property
     def acknowledged(self) -> Path:
+        """Where the client writes each ID that was answered."""
         return self.directory / "acknowledged"
 
     def hits(self) -> Counter[str]:
-        """Kills after which an operation was at rest in each stage."""
-        return Counter(stage for kill in self.kills for stage in kill.found)
+        """How many kills left an operation at rest in each stage, to which it had come in that life."""
+        return Counter(stage for kill in self.kills for stage in kill.found())
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +282,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def imported(run: Run, bodies: Sequence[dict[str, Any]], options: Options, *, disturbed: bool) -> None:
-    """Import everything; with kills where ``disturbed``. What goes wrong on the way is in ``run.problems``."""
+    """Import everything, with kills where ``disturbed``; what goes wrong is in ``run.problems``."""
     run.directory.mkdir()
     environ = {}
     if disturbed and options.mutant is not None:
@@ -279,68 +298,92 @@ def imported(run: Run, bodies: Sequence[dict[str, Any]], options: Options, *, di
                 killed_again_and_again(run, server, client, len(bodies), options)
             server.start()
             client.url, client.allowed = server.url, len(bodies)
-            _finish(run, client, len(bodies))
+            _finish(run, server, client, len(bodies))
             server.terminate()
         except AssertionError as error:
             run.problems.append(f"{run.name}: {error}")
-        run.attempts, run.statuses = client.attempts, dict(client.statuses)
+        run.statuses = dict(client.statuses)
     run.seconds = time.monotonic() - began
 
 
 def killed_again_and_again(run: Run, server: Server, client: Importer, total: int, options: Options) -> None:
-    """Kill until there were enough kills of each kind; each life of the server is given a share of the turns."""
+    """Kill until there were enough kills of each kind; each life of the server gets a share of the turns."""
     dice = random.Random(options.seed)
     while len(run.kills) < options.kills * KILLS_MAX_FACTOR:
         missing = [stage for stage in STAGES if run.hits()[stage] < KILLS_EACH_MIN]
         if len(run.kills) >= options.kills and not missing:
             return
-        left = max(1, options.kills - len(run.kills))
-        first, client.allowed = client.done, client.done + max(1, (total - client.done) // (left + 1))
+        first, left = client.done, max(1, options.kills - len(run.kills))
+        share = min(total - first, 1 + (total - first) // (left + 1))
+        client.allowed = first + share
         server.start()
         client.url = server.url
         aim = dice.choice(missing or STAGES)
         # The moment of the kill: after so many acknowledgements, then as soon as the stage is seen.
-        moment = first + dice.randrange(client.allowed - first)
-        aimed = _aim(run, client, aim, moment)
+        moment = first + (1 + dice.randrange(share) if share else 0)
+        aimed = _aim(run, server, client, aim, moment)
         client.url = None
         server.kill()
         run.kills.append(_looked_at(run, client, aim))
-        print(f"kill {len(run.kills):3}: aimed at {aim:<10}  found {run.kills[-1].found}", flush=True)
+        found = run.kills[-1].found()
+        shown = "  ".join(f"{stage} {found[stage]:<4}" for stage in STAGES)
+        print(
+            f"kill {len(run.kills):3}: {client.done:5} acknowledged, aimed at {aim:<10}  {shown}", flush=True
+        )
         if not aimed:
             return  # Nothing is left to be killed at.
 
 
-def _aim(run: Run, client: Importer, stage: str, moment: int) -> bool:
+def _aim(run: Run, server: Server, client: Importer, stage: str, moment: int) -> bool:
     """Wait for the moment; False where it cannot come any more."""
+    before = run.kills[-1].standing if run.kills else {}
     give_up = time.monotonic() + WAIT_SECONDS
     with reading(run.store) as store:
-        while client.done < moment or (stage != "accepted" and not standing(store)[stage]):
-            if client.failure is not None or time.monotonic() > give_up:
-                raise AssertionError(f"no moment for a kill: {client.failure}")
-            if client.done >= client.allowed and not standing(store):
+        while client.done < moment or not _is_seen(stage, store, before):
+            _still_goes_on(server, client, give_up)
+            if client.done >= client.allowed and not is_open(store):
                 return False
     return True
 
 
+def _is_seen(stage: str, store: apsw.Connection, before: dict[int, Standing]) -> bool:
+    """Whether an operation has come to this stage by now. What is acknowledged next is accepted."""
+    if stage == "accepted":
+        return True
+    now = standing(store, begun=True)
+    return any(where[0] == stage and before.get(n) != where for n, where in now.items())
+
+
 def _looked_at(run: Run, client: Importer, aim: str) -> Kill:
+    before = run.kills[-1].standing if run.kills else {}
     with reading(run.store) as store:
+        now = standing(store)
         return Kill(
             aimed_at=aim,
             acknowledged=client.done,
-            found=dict(standing(store)),
+            standing=now,
+            came=frozenset(n for n, where in now.items() if before.get(n) != where),
             indexed=frozenset(indexed_parts(store)),
             tally_bytes=run.tally.stat().st_size if run.tally.exists() else 0,
         )
 
 
-def _finish(run: Run, client: Importer, total: int) -> None:
+def _finish(run: Run, server: Server, client: Importer, total: int) -> None:
     """Wait until everything was acknowledged and has ended."""
     give_up = time.monotonic() + WAIT_SECONDS
     with reading(run.store) as store:
-        while client.done < total or standing(store):
-            if client.failure is not None or time.monotonic() > give_up:
-                raise AssertionError(f"the import does not end: {client.done} of {total}, {client.failure}")
+        while client.done < total or is_open(store):
+            _still_goes_on(server, client, give_up)
             time.sleep(0.05)
+
+
+def _still_goes_on(server: Server, client: Importer, give_up: float) -> None:
+    if client.failure is not None:
+        raise AssertionError(f"the client failed after {client.done}: {client.failure}")
+    if Path(f"/proc/{server.pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] in "ZX":
+        raise AssertionError(f"the server ended by itself:\n{server.log[-2000:]}")
+    if time.monotonic() > give_up:
+        raise AssertionError(f"nothing happens any more; {client.done} were acknowledged")
 
 
 # The account
@@ -386,22 +429,22 @@ def embedded_again(run: Run) -> list[str]:
 def report(run: Run, clean: Run, bodies: Sequence[dict[str, Any]]) -> list[str]:
     """The figures as text."""
     hits = run.hits()
-    found = Counter({stage: sum(kill.found.get(stage, 0) for kill in run.kills) for stage in STAGES})
+    found = Counter({stage: sum(kill.found()[stage] for kill in run.kills) for stage in STAGES})
     with reading(run.store) as store:
         parts = len(indexed_parts(store))
         memories = sum(memories_by_id(store).values())
     embedded = len(run.tally.read_bytes().splitlines())
-    lines = [STAGES_TEXT, "", f"{'stage':<12}{'kills in it':>12}{'operations at rest':>20}"]
-    lines += [f"{stage:<12}{hits[stage]:>12}{found[stage]:>20}" for stage in STAGES]
+    lines = [STAGES_TEXT, "", f"{'stage':<12}{'kills in it':>12}{'operations':>14}"]
+    lines += [f"{stage:<12}{hits[stage]:>12}{found[stage]:>14}" for stage in STAGES]
     during = sum(kill.acknowledged < len(bodies) for kill in run.kills)
     return [
         *lines,
         "",
         f"kills                        {len(run.kills)}, {during} of them while turns were still submitted",
-        f"turns submitted              {len(bodies)}, in {run.attempts} attempts; answers {run.statuses}",
+        f"turns submitted              {len(bodies)}; answers {run.statuses}, 200 where the 202 was lost",
         f"memories                     {memories}",
         f"parts saved                  {parts}",
-        f"parts embedded               {embedded}; {embedded - parts} of them again, as a kill came before the save",
+        f"parts embedded               {embedded}; {embedded - parts} again, as a kill came before the save",
         f"embedded again though saved  {len(embedded_again(run))}",
         f"outcome digest, killed       {wiring.check(run.store).outcome_digest}",
         f"outcome digest, undisturbed  {wiring.check(clean.store).outcome_digest}",

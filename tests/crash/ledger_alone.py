@@ -80,6 +80,7 @@ def run(directory: Path) -> int:
             return ended(store)
         if not attempted(f"checkpoint:{number}", partial(store.checkpoint, WAL_PAGES_MAX)):
             return ended(store)
+    attempted("read", partial(store.read, lambda reads: list(reads.rows("event"))))
     return 0 if attempted("close", store.close) else EXIT_FAULT
 
 

@@ -454,6 +454,51 @@ def test_every_error_of_the_store_alone_is_called_what_it_is(tmp_path: Path) -> 
     }
 
 
+LEAVES_A_LOG: Final = """
+import os, sys
+from pathlib import Path
+from tests.crash import ledger_alone
+store = ledger_alone.opened(Path(sys.argv[1]))
+store.checkpoint(0)
+store.transact([ledger_alone.accept(100)])
+os._exit(0)
+"""
+SMALL_FILE_BYTES: Final = 40_000
+"""Room for the index of the log, which is made anew at each start, and no room in the log or the database."""
+
+
+def test_a_store_without_room_is_opened_and_read(tmp_path: Path) -> None:
+    """As after a crash on a full disk: nothing can be written, and what is there can be read."""
+    data = tmp_path / "store"
+    data.mkdir()
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run([sys.executable, "-c", LEAVES_A_LOG, str(data)], cwd=ROOT, env=environ, check=True)
+    assert min((data / name).stat().st_size for name in (LEDGER_FILE, "ledger.db-wal")) > SMALL_FILE_BYTES
+
+    done = subprocess.run(
+        [
+            "prlimit",
+            f"--fsize={SMALL_FILE_BYTES}",
+            "--",
+            sys.executable,
+            "-m",
+            "tests.crash.ledger_alone",
+            str(data),
+        ],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    said = dict(line.split() for line in done.stdout.splitlines())
+    assert said.pop("open") == said.pop("read") == said.pop("close") == "done"
+    assert {said[f"commit:{number}"] for number in range(ledger_alone.COMMITS)} == {"full"}
+    ledger_alone.opened(data).close()
+    truth.verify(data, [fact_of(100)])
+
+
 CLOSES_WITH_A_CHECKPOINT: Final = """
 import apsw
 config = apsw.Connection.config

@@ -1,7 +1,7 @@
 """What a ledger promises, written down a second time and much smaller: the model of the ledger machine.
 
-It knows nothing of rows, units or SQL. Given the same commands it says where every operation stands, how many events
-and pieces of evidence it has, and what exists in the end.
+It knows nothing of rows, units or SQL. Given the same commands it says where every operation stands, how many
+events and pieces of evidence it has, and what exists in the end.
 """
 
 from typing import Any, Final

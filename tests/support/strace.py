@@ -7,7 +7,7 @@ files. It runs as a daemon (``-D``), so that the process that is started is the 
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -72,13 +72,13 @@ def straced(
     injection: Injection | None = None,
     *,
     ledger_only: bool = True,
-    **settings: object,
+    **settings: Any,
 ) -> WrappedServer:
     """A server whose calls are recorded, and one of them injected."""
     wrapper = options(record, calls, data_dir if ledger_only else None)
     if injection is not None:
         wrapper += ["-e", injection.option()]
-    return WrappedServer(data_dir, wrapper, **settings)  # type: ignore[arg-type]
+    return WrappedServer(data_dir, wrapper, **settings)
 
 
 def calls_in(record: Path) -> list[Call]:

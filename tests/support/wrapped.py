@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from muniment.config import ENVIRONMENT_PREFIX
 from tests.support.server import SOURCE, START_SECONDS, Server
@@ -21,10 +22,10 @@ class WrappedServer(Server):
         *,
         log_dir: Path | None = None,
         environ: Mapping[str, str] | None = None,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         """``log_dir`` is for a data directory that only the wrapped process can see."""
-        super().__init__(data_dir, environ=environ, **settings)  # type: ignore[arg-type]
+        super().__init__(data_dir, environ=environ, **settings)
         self._wrapper = list(wrapper)
         if log_dir is not None:
             self._log_path, self._out_path = log_dir / "server.log", log_dir / "server.out"

@@ -1,7 +1,7 @@
 """The SQLite store, synchronous: open, migrate, one transaction a batch, reads (rulings 11, 12, 16)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -96,7 +96,9 @@ class SqliteStore:
         # are written once more, elsewhere, before anybody hears of them.
         with suppress(StorageFull, LedgerUnavailable):
             self._copy_back()
-        with self._transaction():
+        current = version == known[-1][0] and self._rows.head()[0] > 0
+        # A store that needs nothing but this note is opened on a full disk too: it can be read.
+        with suppress(StorageFull) if current else nullcontext(), self._transaction():
             for number, text in known:
                 if number > version:
                     self._connection.execute(text)
