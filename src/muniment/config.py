@@ -166,7 +166,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError("config", f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"{path} is not TOML: {error}") from error
     for name in table:
         if name not in field_names():

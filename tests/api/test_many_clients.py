@@ -211,17 +211,20 @@ ledger._accept = accepting
 
 
 @pytest.mark.parametrize(
-    ("code", "hashes"),
+    ("code", "hashes", "complaint"),
     [
-        (SAYS_202_TO_ALL, 1),
-        (LOOKS_BEFORE_IT_WRITES, 1),
-        (TAKES_EVERY_HASH, HASHES),
-        (NAMES_THE_LOSER, HASHES),
+        (SAYS_202_TO_ALL, 1, "{202: 32}"),
+        (LOOKS_BEFORE_IT_WRITES, 1, "202: "),
+        (TAKES_EVERY_HASH, HASHES, "200 where (409,) fits"),
+        (NAMES_THE_LOSER, HASHES, "already exists with payload_hash"),
     ],
     ids=["says 202 to all", "looks before it writes", "takes every hash", "names the loser"],
 )
-def test_control_a_server_that_is_wrong_about_it_is_noticed(tmp_path: Path, code: str, hashes: int) -> None:
+def test_control_a_server_that_is_wrong_about_it_is_noticed(
+    tmp_path: Path, code: str, hashes: int, complaint: str
+) -> None:
     with Server(tmp_path / "store", environ=patched(tmp_path / "patch", code)) as server:
         server.wait_ready()
         found = asyncio.run(rounds(server.url, itertools.islice(names("control"), 3), hashes))
     assert len(found) >= 3
+    assert all(complaint in each for each in found), found

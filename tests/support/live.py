@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 def request_bytes(method: str, path: str, body: bytes = b"", *, close: bool = False) -> bytes:
     """One HTTP/1.1 request as it goes over the wire."""
-    head = f"{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     ending = "connection: close\r\n" if close else ""
     return f"{head}{ending}content-length: {len(body)}\r\n\r\n".encode() + body
 
@@ -82,7 +82,7 @@ class Wire:
 
 def judge(method: str, path: str, reply: Reply) -> None:
     """Raise ``ContractBrokenError`` for a response that the contract does not declare."""
-    request = httpx.Request(method, "http://test" + path)
+    request = httpx.Request(method, "http://localhost" + path)
     for contract in (OURS, SEED):
         if contract.knows(request.url.raw_path):
             contract.check(request, reply.status, httpx.Headers(reply.headers), reply.body)

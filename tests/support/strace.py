@@ -17,6 +17,8 @@ LEDGER_FILES: Final = ("ledger.db", "ledger.db-wal")
 STRING_BYTES: Final = 8192
 """More than a page, so that everything that is written is in the record."""
 
+KILL: Final = "KILL"
+
 LINE: Final = re.compile(r"(?P<thread>\d+) +(?P<time>\d+\.\d+) (?P<rest>.*)")
 BEGUN: Final = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)")
 RESUMED: Final = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<arguments>.*)")
@@ -26,7 +28,10 @@ INJECTED: Final = "(INJECTED)"
 
 
 class Injection(msgspec.Struct, frozen=True):
-    """An error in place of the ``when``-th call of a thread, and of all after it if ``lasting``."""
+    """An error in place of the ``when``-th call of a thread, and of all after it if ``lasting``.
+
+    ``KILL`` is no error: the call is made, and the process is killed by SIGKILL as it returns.
+    """
 
     call: str
     error: str
@@ -34,7 +39,8 @@ class Injection(msgspec.Struct, frozen=True):
     lasting: bool = False
 
     def option(self) -> str:
-        return f"inject={self.call}:error={self.error}:when={self.when}{'+' if self.lasting else ''}"
+        does = "signal=SIGKILL" if self.error == KILL else f"error={self.error}"
+        return f"inject={self.call}:{does}:when={self.when}{'+' if self.lasting else ''}"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +61,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return f"/{name}>" in self.arguments.partition(",")[0]
 
 
-def options(record: Path, calls: Sequence[str], data_dir: Path | None = None) -> list[str]:
+def options(
+    record: Path, calls: Sequence[str], data_dir: Path | None = None, injection: Injection | None = None
+) -> list[str]:
     """The command line before that of the program; with ``data_dir``, its ledger's files alone are seen."""
-    chosen = ["strace", "-f", "-D", "--seccomp-bpf", "-qq", "-ttt", "-y", "-s", str(STRING_BYTES)]
+    chosen = ["strace", "-f", "-D", "-qq", "-ttt", "-y", "-s", str(STRING_BYTES)]
+    if injection is not None:
+        chosen += ["-e", injection.option()]
+    if injection is None or injection.error != KILL:
+        chosen.append("--seccomp-bpf")  # Much faster; with it, strace does not send signals.
     chosen += ["-o", str(record), "-e", f"trace={','.join(calls)}", "-e", "signal=none"]
     if data_dir is not None:
         for name in LEDGER_FILES:
@@ -75,9 +87,7 @@ def straced(
     **settings: Any,
 ) -> WrappedServer:
     """A server whose calls are recorded, and one of them injected."""
-    wrapper = options(record, calls, data_dir if ledger_only else None)
-    if injection is not None:
-        wrapper += ["-e", injection.option()]
+    wrapper = options(record, calls, data_dir if ledger_only else None, injection)
     return WrappedServer(data_dir, wrapper, **settings)
 
 

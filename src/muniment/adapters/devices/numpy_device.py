@@ -87,7 +87,8 @@ class NumpyDevice:
         return self._snapshot.position
 
     def count(self) -> tuple[int, int]:
-        return self._snapshot.memories, self._snapshot.parts
+        snapshot = self._snapshot  # One read: both numbers are of the same snapshot.
+        return snapshot.memories, snapshot.parts
 
     # Applying
 
