@@ -17,7 +17,7 @@ import pytest
 from muniment.adapters.devices.numpy_device import NumpyDevice
 from muniment.adapters.sqlite.ledger import Batching, SqliteLedger
 from muniment.adapters.sqlite.rows import SqliteReads
-from muniment.core.schedule import Schedule, Unfinished, Verb, Work
+from muniment.core.schedule import Schedule, Unfinished, Work
 from muniment.core.tables import Row
 from muniment.model import command, journal
 from muniment.model.operation import TERMINAL, Kind, State
@@ -201,15 +201,15 @@ class Recovered(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-async def recovered(directory: Path, coordinating: type[Coordinator], feeding: type[Feed]) -> Recovered:
+async def recovered(directory: Path, make_coordinator: type[Coordinator], make_feed: type[Feed]) -> Recovered:
     """Open a store as the next process does, and bring everything back."""
     clock: Clock = StoppedClock()
     fatal: list[BaseException] = []
     ledger = SqliteLedger(stores.sqlite(directory), Batching(), fatal.append)
     pace = Pace(operations_in_flight_max=8, embed_batch_tokens_max=64, parts_max=100)
     device = NumpyDevice()
-    coordinator = coordinating(ledger, NoModel(), clock, pace, on_fatal=fatal.append)
-    feed = feeding(ledger, device)
+    coordinator = make_coordinator(ledger, NoModel(), clock, pace, on_fatal=fatal.append)
+    feed = make_feed(ledger, device)
     loading = asyncio.create_task(feed.run())
     try:
         async with asyncio.timeout(SECONDS):

@@ -54,6 +54,10 @@ class Saved:
         part[name] = value
         part["digest"] = salted(SALT, CONTENT[part["byte_start"] : part["byte_end"]])
 
+    def empty(self) -> None:
+        self.parts.clear()
+        self.plan["part_count"] = 0
+
     def broken(self) -> str | None:
         return broken(
             self.plan, self.parts, self.vectors, salt=SALT, content=self.content, dimensions=DIMENSIONS
@@ -62,7 +66,7 @@ class Saved:
 
 Fault = Callable[[Saved], Any]
 FAULTS: Final[dict[str, tuple[Fault, str]]] = {
-    "no part": (lambda saved: (saved.parts.clear(), saved.plan.update(part_count=0)), "0 are stored"),
+    "no part": (lambda saved: saved.empty(), "0 are stored"),
     "a part missing": (lambda saved: saved.parts.pop(), "3 parts, 2 are stored"),
     "a part too many": (lambda saved: saved.parts.append(saved.parts[-1]), "3 parts, 4 are stored"),
     "order": (lambda saved: saved.parts.reverse(), "part 0: has index 2"),

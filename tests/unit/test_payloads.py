@@ -1,4 +1,4 @@
-"""Payload rules: the first wrong field is named, null is absent, and a divided payload is the whole payload."""
+"""Payload rules: the first wrong field is named, null is absent, a divided payload is a whole one."""
 
 from typing import Any, Final
 
@@ -57,7 +57,8 @@ def test_the_least_is_enough_and_null_is_absent(kind: Kind) -> None:
 def test_everything_that_is_known_is_accepted() -> None:
     assert FIELDS[Kind.ADD_MEMORY].keys() - WHOLE.keys() == {"space"}
     validate(Kind.ADD_MEMORY, WHOLE, LIMITS)
-    for result in (0, False, "", [], {}):
+    results: tuple[Any, ...] = (0, False, "", [], {})
+    for result in results:
         validate(Kind.COMPLETE_STEP, {"idempotency_key": "k", "result": result}, LIMITS)
 
 
@@ -118,8 +119,8 @@ def test_a_wrong_field_is_named_to_the_place(name: str, value: Any, where: str) 
 def test_an_ordinal_has_32_bits() -> None:
     for ordinal in (0, 2**32 - 1):
         validate(Kind.ADD_TASK_STEP, LEAST[Kind.ADD_TASK_STEP] | {"ordinal": ordinal}, LIMITS)
-    for ordinal in (-1, 2**32, True, "1", 1.5):
-        assert field(Kind.ADD_TASK_STEP, ordinal=ordinal) == "payload.ordinal"
+    for wrong in (-1, 2**32, True, "1", 1.5):
+        assert field(Kind.ADD_TASK_STEP, ordinal=wrong) == "payload.ordinal"
 
 
 @given(st.text("aé漢😀", min_size=1, max_size=5), st.data())

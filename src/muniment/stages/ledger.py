@@ -330,6 +330,7 @@ def _save_parts(rows: Rows, asked: command.SaveParts) -> command.Standing:
     fresh = [(index, data) for index, data in asked.vectors if _is_planned(rows, asked.plan, index)]
     if not fresh:
         return _standing(asked.n, row["state"])
+    lifecycle.step(State.PROCESSING, Fact.PART_INDEXED)  # No event: the state stays until all are.
     first, evidence = row["executor_progress_seq"], []
     if asked.generation != row["executor_generation"]:
         first += 1
