@@ -9,7 +9,14 @@ from tests.support.server import Server
 from tests.support.submissions import memory
 
 LOCAL = ("127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "agent.localhost")
-FOREIGN = ("evil.example", "127.0.0.1.evil.example:{port}", "10.0.0.1", "localhost.evil.example", "[fe80::1]", "a b")
+FOREIGN = (
+    "evil.example",
+    "127.0.0.1.evil.example:{port}",
+    "10.0.0.1",
+    "localhost.evil.example",
+    "[fe80::1]",
+    "a b",
+)
 
 
 @pytest.fixture(scope="module")

@@ -291,6 +291,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert one.parts is not None
         self.vectors_of(one, (one.parts.index(False) if False in one.parts else 0,), one.generation - 1)
 
+    @precondition(lambda self: any(any(one.parts or []) for one in self.model.operations.values()))
+    @rule(pick=picks)
+    def part_again(self, pick: int) -> None:
+        """A part that is indexed comes once more, from a child that is younger or the same."""
+        done = [one for one in self.model.operations.values() if any(one.parts or [])]
+        one = done[pick % len(done)]
+        assert one.parts is not None
+        self.vectors_of(one, (one.parts.index(True),), one.generation + pick % 2)
+
     def vectors_of(self, one: Standing, chosen: tuple[int, ...], generation: int) -> None:
         self.model.index(one, chosen, generation)
         asked = ops.vectors(one.n, one.plan or 1, chosen, generation=generation, now=self.now)
