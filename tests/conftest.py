@@ -6,6 +6,7 @@ its order and its seeded randomness again.
 """
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,11 @@ hypothesis.settings.load_profile("muniment")
 for setting in ("config", "url", *field_names()):
     os.environ.pop(ENVIRONMENT_PREFIX + setting.upper(), None)
 
+
+# A shell starts what runs in its background with SIGINT ignored, and every program started from here would
+# inherit that; some tests are about what Ctrl-C does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # onnxruntime keeps a device ID in the home directory otherwise, also when a test imports it.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

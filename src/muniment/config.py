@@ -5,6 +5,7 @@ Every limit of the server is a field here, with its unit last in its name.
 """
 
 import ipaddress
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -187,6 +188,9 @@ def _check(config: Config) -> None:
         for name in ("embedder_url", "embedder_model", "embedder_tokenizer", "embedder_dimensions"):
             if getattr(config, name) is None:
                 raise ConfigError(name, "is needed with embedder = 'endpoint'")
+    for name in field_names():
+        if isinstance(getattr(config, name), float) and not math.isfinite(getattr(config, name)):
+            raise ConfigError(name, "must be finite")
     if config.content_bytes_max > config.body_bytes_max:
         raise ConfigError("content_bytes_max", "is larger than body_bytes_max")
 

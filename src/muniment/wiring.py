@@ -222,7 +222,10 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
             # Closing would checkpoint and so ask for another fsync, which may lie (ADR 0017).
             sys.stderr.flush()
             os._exit(EXIT_FAULT)
-        await ledger.close()
+        try:
+            await ledger.close()
+        except OutcomeUnknown as error:
+            ending.fatal(error)
 
 
 def _watched(work: Any, name: str, ending: _Ending) -> "asyncio.Task[Any]":
@@ -353,7 +356,11 @@ async def _listen(
     from muniment.interfaces.http.app import create_app
 
     def opened() -> None:
-        directory.announce(Owner(url=front.url, pid=os.getpid(), incarnation=service.incarnation))
+        try:
+            directory.announce(Owner(url=front.url, pid=os.getpid(), incarnation=service.incarnation))
+        except OSError as error:
+            # A full disk takes nothing new, and still serves what it holds; others then need the URL told.
+            structlog.get_logger("server").warning("server.json cannot be written", reason=error.strerror)
         front.announce(front.url)
         structlog.get_logger("server").info("listening", url=front.url, data_dir=str(config.data_path))
 

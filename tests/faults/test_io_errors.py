@@ -348,7 +348,7 @@ def test_control_a_server_that_breaks_the_rule_is_noticed(
 
 ALONE_CALLS: Final = ("fdatasync", "pwrite64", "ftruncate")
 FULL_ERRORS: Final = ("ENOSPC", "EDQUOT", "EFBIG")
-ALONE_SAMPLE: Final = 12
+ALONE_SAMPLE: Final = 8
 ALONE_KILLS: Final = 8
 # What the store may say, by error and step. A start that fails on a new file need not know more than that.
 SAID: Final[Mapping[tuple[str, str], frozenset[str]]] = {

@@ -68,7 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(dir=SCRATCH))
+        self.root = Path(tempfile.mkdtemp(dir=SCRATCH, prefix="muniment-machine-"))
         self.directory = self.root / "0"
         self.generation = 0
         shutil.copytree(self.template, self.directory)

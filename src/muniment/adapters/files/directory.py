@@ -46,8 +46,9 @@ class DataDirectory:
             os.close(self._lock)
             known = _read_owner(path)
             raise DirectoryOwned(str(path), known.url if known else None)
-        with contextlib.suppress(FileNotFoundError):
-            (path / OWNER_FILE).unlink()
+        # What the last owner left: its address, and files that it was killed over.
+        for left in (path / OWNER_FILE, *path.glob(f".{OWNER_FILE}.*")):
+            left.unlink(missing_ok=True)
 
     def _take(self) -> bool:
         """Lock; try for a while, since someone who only asks for the owner holds the lock for a moment."""
