@@ -131,6 +131,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recall_wait_seconds: Annotated[
         Seconds, described("How long a recall waits for the device to reach the journal.")
     ] = 5.0
+    recall_embed_seconds: Annotated[
+        Seconds, described("How long a recall waits for the model to read its query before it answers 503.")
+    ] = 15.0
     drain_seconds: Annotated[Seconds, described("Time that open requests get after SIGTERM.")] = 10.0
     event_keepalive_seconds: Annotated[
         Seconds, described("Pause between comment lines of an idle stream.")

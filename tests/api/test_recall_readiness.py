@@ -208,3 +208,24 @@ def test_control_an_empty_list_instead_of_a_refusal_is_noticed(tmp_path: Path) -
         server.wait_ready("ingestion_ready")
         with pytest.raises(AssertionError, match="200: "):
             refusals(client, REFUSALS_MIN)
+
+
+def test_a_child_that_hangs_is_a_refusal_and_not_a_wait(tmp_path: Path) -> None:
+    with Server(tmp_path / "store", recall_embed_seconds=1) as server, ContractClient(server.url) as client:
+        server.wait_ready("search_ready")
+        accepted(client, "hung")
+        committed(client, "hung")
+        child = executor_pid(server)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            status, said = ask(client)
+        finally:
+            os.kill(child, signal.SIGCONT)
+        assert (status, said["error"]) == (
+            503,
+            "search unavailable: the model did not read the query within 1.0 seconds",
+        )
+        _, results = until_answered(client)
+        assert [hit["provenance"]["operation_id"] for hit in results] == ["hung"]
+        server.terminate()
+    assert wiring.check(tmp_path / "store").findings == ()

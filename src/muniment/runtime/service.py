@@ -1,5 +1,6 @@
 """What the server does for a caller, whatever interface it came by; interfaces make bytes of it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
@@ -168,8 +169,15 @@ class Service:
         # Everything that was committed before this call is seen by it.
         position, _ = await self._ledger.read(lambda reads: reads.head())
         await self._feed.reach(position, self.config.recall_wait_seconds)
+        seconds = self.config.recall_embed_seconds
         try:
-            embedded = await recall.embed(request.query, self._executor)
+            async with asyncio.timeout(seconds):
+                embedded = await recall.embed(request.query, self._executor)
+        except TimeoutError:
+            # A child that hangs is not ended for one query; the caller hears that it was too slow.
+            raise SearchUnavailable(
+                f"search unavailable: the model did not read the query within {seconds} seconds"
+            ) from None
         except ExecutorFault as fault:
             raise SearchUnavailable(f"search unavailable: {fault}") from fault
         eligible = recall.eligible(request, self._clock.now_us())
