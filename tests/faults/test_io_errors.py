@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -330,18 +330,29 @@ ledger.SqliteLedger.write = forgetful
 
 
 @pytest.mark.parametrize(
-    ("code", "injection", "complaint"),
+    ("code", "fault", "places", "complaint"),
     [
-        (TAKES_UNKNOWN_FOR_NO, Injection("fdatasync", "EIO", 12), "the server did not end"),
-        (KEEPS_WHAT_IT_REFUSED, Injection("pwrite64", "ENOSPC", 100), "assert 200 == 404"),
+        (TAKES_UNKNOWN_FOR_NO, ("fdatasync", "EIO"), (12, 15, 18, 21, 24), "the server did not end"),
+        (KEEPS_WHAT_IT_REFUSED, ("pwrite64", "ENOSPC"), (100, 140, 180), "assert 200 == 404"),
     ],
     ids=["takes unknown for no", "keeps what it refused"],
 )
 def test_control_a_server_that_breaks_the_rule_is_noticed(
-    tmp_path: Path, ground: Ground, code: str, injection: Injection, complaint: str
+    tmp_path: Path, ground: Ground, code: str, fault: tuple[str, str], places: Sequence[int], complaint: str
 ) -> None:
-    with pytest.raises(AssertionError, match=complaint):
-        run_case(tmp_path, ground, injection, patched(tmp_path / "patch", code))
+    # What the n-th call of a live server is for depends on how its writes meet in batches: an error that hits
+    # a checkpoint says nothing about COMMIT. The proof goes over many places, so its control goes over a few.
+    said: list[str] = []
+    for place in places:
+        directory = tmp_path / str(place)
+        directory.mkdir()
+        try:
+            run_case(directory, ground, Injection(*fault, place), patched(directory / "patch", code))
+        except AssertionError as noticed:
+            said.append(str(noticed))
+            if complaint in said[-1]:
+                return
+    pytest.fail(f"noticed at none of {places}: {said}")
 
 
 # The store alone, where the n-th call is the same one in every run: what is said of each error
