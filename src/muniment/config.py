@@ -78,16 +78,33 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     embed_batch_tokens_max: Annotated[Positive, described("Most tokens in one embedding request.")] = 512
     embed_threads: Annotated[Positive, described("Threads of one inference.")] = 1
     operations_in_flight_max: Annotated[
-        Positive, described("Operations that may be between planned and committed at one time.")
-    ] = 8
+        Positive, described("Memories that are planned and embedded at one time; stuck ones do not count.")
+    ] = 64
+    operations_stuck_max: Annotated[
+        Positive, described("Stuck memories that are kept in mind beside; with more, new ones wait.")
+    ] = 1024
     executor_startup_seconds: Annotated[
         Seconds, described("Time from starting the executor child to its ready frame.")
     ] = 300.0
     executor_heartbeat_seconds: Annotated[Seconds, described("Pause between heartbeats of the child.")] = 0.5
     executor_silence_seconds: Annotated[
         Seconds, described("Without a heartbeat for this long, readiness calls the model executor down.")
-    ] = 5.0
+    ] = 3.0
+    executor_stall_seconds: Annotated[
+        Seconds,
+        described("Time without progress on a request, or without any sign of life, until a child is ended."),
+    ] = 60.0
     executor_backoff_seconds_max: Annotated[Seconds, described("Longest pause before a new child.")] = 30.0
+    ingest_nice: Annotated[
+        int, Meta(ge=0, le=19), described("How far the ingesting child steps back for others (nice value).")
+    ] = 10
+    ingest_requests_max: Annotated[
+        Positive,
+        described("Requests with the ingesting child at one time: one is computed, the rest wait there."),
+    ] = 2
+    ingest_retry_seconds_max: Annotated[
+        Seconds, described("Longest pause between tries of a part that failed alone.")
+    ] = 300.0
     executor_tally: Annotated[
         str | None, described("File to which the child appends one line for each part that it embeds.")
     ] = None

@@ -23,6 +23,7 @@
     |   +-- Corrupt                            saved bytes differ from their identity; names where
     +-- ExecutorFault           -    evidence  never reaches a client: it becomes evidence of an operation
         +-- ExecutorExited
+        +-- ExecutorStalled                    no progress within the stall budget, or silence
         +-- ExecutorProtocolBroken
         +-- ExecutorFailed                     the child answered that it could not do this request
 
@@ -174,6 +175,10 @@ class ExecutorFault(MunimentError):
 
 class ExecutorExited(ExecutorFault):
     """The child ended; the text holds its exit status."""
+
+
+class ExecutorStalled(ExecutorFault):
+    """The child made no progress on its request within the stall budget, or went silent, and was ended."""
 
 
 class ExecutorProtocolBroken(ExecutorFault):

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 from muniment.errors import ConfigError
 from muniment.executor.protocol import Spec
@@ -18,15 +18,19 @@ if TYPE_CHECKING:  # what only one side needs: numpy is for the child, the confi
     from muniment.ports.embedder import Embedder, SentenceStarts
 
 T = TypeVar("T")
+Role = Literal["ingest", "query"]
 
 
-def child_argv() -> list[str]:
-    """The command of the child. ``-P``: a file in the working directory cannot pass for a module of ours."""
-    return [sys.executable, "-P", "-m", "muniment.executor_wiring"]
+def child_argv(role: Role) -> list[str]:
+    """The command of a child; its role stands there for people who list processes.
+
+    ``-P``: a file in the working directory cannot pass for a module of ours.
+    """
+    return [sys.executable, "-P", "-m", "muniment.executor_wiring", role]
 
 
-def spec(config: "Config") -> Spec:
-    """What the child is told of the configuration."""
+def spec(config: "Config", role: Role) -> Spec:
+    """What a child is told of the configuration. Only ingestion steps back for others."""
     return Spec(
         embedder=config.embedder,
         directory=config.embedder_dir,
@@ -39,6 +43,7 @@ def spec(config: "Config") -> Spec:
         threads=config.embed_threads,
         part_tokens_max=config.part_tokens_max,
         heartbeat_seconds=config.executor_heartbeat_seconds,
+        nice=config.ingest_nice if role == "ingest" else 0,
         tally=config.executor_tally,
     )
 
@@ -97,7 +102,8 @@ def _given(setting: str, value: T | None) -> T:
 
 def main() -> NoReturn:
     """Run the child. Set before a library is imported: nothing is fetched, no tokenizer starts threads."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # Its official builds keep a device ID and upload by default.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

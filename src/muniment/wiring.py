@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import structlog
@@ -152,28 +152,39 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
     """Everything behind the port. Leaving drains and closes; after a fault nothing more is written."""
     from muniment.adapters.clock import SystemClock, SystemEntropy
     from muniment.adapters.devices.numpy_device import NumpyDevice
-    from muniment.runtime.coordinator import Coordinator, Pace
+    from muniment.core.ingestion import Limits
+    from muniment.runtime.coordinator import Coordinator, Room
     from muniment.runtime.feed import Feed
     from muniment.runtime.follow import Followers
+    from muniment.runtime.ingestion import Pipeline
     from muniment.runtime.readiness import ReadinessGauge
     from muniment.runtime.service import Service
 
     clock = SystemClock()
     incarnation = secrets.token_hex(16)
     ledger = _ledger(config, clock, incarnation, ending)
-    executor, observations = _executor(config, ledger, clock)
+    children = _children(config, ledger, clock)
     feed = Feed(ledger, NumpyDevice())
     followers = Followers(
         ledger, followers_max=config.followers_max, keepalive_seconds=config.event_keepalive_seconds
     )
     coordinator = Coordinator(
         ledger,
-        executor,
-        clock,
-        Pace(
-            operations_in_flight_max=config.operations_in_flight_max,
-            embed_batch_tokens_max=config.embed_batch_tokens_max,
+        Pipeline(
+            ledger,
+            children.ingest,
+            clock,
+            Limits(
+                batch_tokens_max=config.embed_batch_tokens_max,
+                retry_seconds_max=config.ingest_retry_seconds_max,
+            ),
             parts_max=config.parts_max,
+            on_fatal=ending.fatal,
+        ),
+        clock,
+        Room(
+            operations_in_flight_max=config.operations_in_flight_max,
+            operations_stuck_max=config.operations_stuck_max,
         ),
         on_fatal=ending.fatal,
     )
@@ -182,7 +193,8 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
         storage=_storage_probe(directory, config),
         coordinator=coordinator.ping,
         search_index=feed.probe,
-        executor=executor.health,
+        ingest=children.ingest.health,
+        query=children.query.health,
         clock=clock,
         probe_seconds=config.probe_seconds,
         silence_seconds=config.executor_silence_seconds,
@@ -190,7 +202,7 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
     service = Service(
         config,
         ledger=ledger,
-        executor=executor,
+        queries=children.query,
         feed=feed,
         followers=followers,
         gauge=gauge,
@@ -203,20 +215,21 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
     tasks = [
         _watched(coordinator.run(), "coordinator", ending),
         _watched(feed.run(), "feed", ending),
-        _watched(_check_model(ledger, executor, coordinator), "model-check", ending),
+        _watched(_check_model(ledger, children, coordinator), "model-check", ending),
     ]
-    await executor.start()
-    tasks.append(_watched(executor.join(), "executor", ending))
+    for each in (children.ingest, children.query):
+        await each.start()
+        tasks.append(_watched(each.join(), "executor", ending))
     try:
         yield service
     finally:
         followers.close()
         for task in tasks[:3]:
             task.cancel()
-        await executor.stop()
+        await asyncio.gather(children.ingest.stop(), children.query.stop())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *observations, return_exceptions=True)
+        await asyncio.gather(*tasks, *children.observations, return_exceptions=True)
         await gauge.close()
         if isinstance(ending.fault, OutcomeUnknown):
             # Closing would checkpoint and so ask for another fsync, which may lie (ADR 0017).
@@ -260,9 +273,18 @@ def _ledger(config: Config, clock: Any, incarnation: str, ending: _Ending) -> "S
     return SqliteLedger(store, batching, ending.fatal)
 
 
-def _executor(
-    config: Config, ledger: "SqliteLedger", clock: Any
-) -> "tuple[Supervisor, set[asyncio.Task[None]]]":
+class _Children:
+    """The two supervised children, and the writing of what happens to them."""
+
+    def __init__(
+        self, ingest: "Supervisor", query: "Supervisor", observations: "set[asyncio.Task[None]]"
+    ) -> None:
+        self.ingest = ingest
+        self.query = query
+        self.observations = observations
+
+
+def _children(config: Config, ledger: "SqliteLedger", clock: Any) -> _Children:
     from muniment import executor_wiring
     from muniment.errors import Unavailable
     from muniment.executor.supervisor import Supervisor
@@ -279,34 +301,44 @@ def _executor(
         try:
             await ledger.write(
                 command.Observe(
-                    kind=event.kind, generation=event.generation, message=event.message, now=clock.now_us()
+                    kind=event.kind,
+                    generation=event.generation,
+                    message=f"{event.role}: {event.message}",
+                    now=clock.now_us(),
                 )
             )
         except Unavailable as error:
             log.warning("executor evidence could not be written", kind=event.kind, reason=str(error))
 
     def observe(event: "ExecutorEvent") -> None:
-        log.info(event.kind, generation=event.generation, pid=event.pid, message=event.message)
+        log.info(
+            event.kind, role=event.role, generation=event.generation, pid=event.pid, message=event.message
+        )
         task = asyncio.get_running_loop().create_task(record(event))
         observations.add(task)
         task.add_done_callback(observations.discard)
 
-    supervisor = Supervisor(
-        executor_wiring.child_argv(),
-        executor_wiring.spec(config),
-        next_generation=next_generation,
-        observe=observe,
-        startup_seconds=config.executor_startup_seconds,
-        backoff_seconds_max=config.executor_backoff_seconds_max,
-    )
-    return supervisor, observations
+    def supervisor(role: Literal["ingest", "query"], requests_max: int) -> Supervisor:
+        return Supervisor(
+            executor_wiring.child_argv(role),
+            executor_wiring.spec(config, role),
+            role=role,
+            requests_max=requests_max,
+            next_generation=next_generation,
+            observe=observe,
+            startup_seconds=config.executor_startup_seconds,
+            stall_seconds=config.executor_stall_seconds,
+            backoff_seconds_max=config.executor_backoff_seconds_max,
+        )
+
+    return _Children(supervisor("ingest", config.ingest_requests_max), supervisor("query", 1), observations)
 
 
-async def _check_model(ledger: "SqliteLedger", executor: "Supervisor", coordinator: Any) -> None:
+async def _check_model(ledger: "SqliteLedger", children: _Children, coordinator: Any) -> None:
     """Let memories be planned only by the model that the store was built with (ruling 18)."""
     from muniment.core.planning import model_digest
 
-    identity = await executor.identity()
+    identity = await children.ingest.identity()
     digest = model_digest(identity)
     known = await ledger.read(lambda reads: list(reads.rows("model")))
     other = [row for row in known if row["digest"] != digest]
@@ -317,6 +349,12 @@ async def _check_model(ledger: "SqliteLedger", executor: "Supervisor", coordinat
             f"{identity.name} ({digest[:12]}). Configure the first, or use another data directory."
         )
     coordinator.model_is_checked()
+    reader = await children.query.identity()
+    if model_digest(reader) != digest:
+        raise ModelMismatch(
+            f"the model's files changed while the server started: {identity.name} ({digest[:12]}) ingests, "
+            f"{reader.name} ({model_digest(reader)[:12]}) would read queries. Start it again."
+        )
 
 
 def _ledger_probe(ledger: "SqliteLedger", clock: Any) -> Callable[[], Any]:

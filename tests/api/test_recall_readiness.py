@@ -92,7 +92,7 @@ def test_a_model_that_is_not_there_is_named_until_it_is(tmp_path: Path) -> None:
 
 def test_an_executor_stopped_before_it_is_ready(tmp_path: Path) -> None:
     with Server(tmp_path / "store", embedder="bundled") as server, ContractClient(server.url) as client:
-        child = executor_pid(server)
+        child = executor_pid(server, "query")
         os.kill(child, signal.SIGSTOP)
         assert not server.wait_ready("ingestion_ready").log.count('"event": "ready"'), "it was ready already"
         accepted(client, "waits")
@@ -215,7 +215,7 @@ def test_a_child_that_hangs_is_a_refusal_and_not_a_wait(tmp_path: Path) -> None:
         server.wait_ready("search_ready")
         accepted(client, "hung")
         committed(client, "hung")
-        child = executor_pid(server)
+        child = executor_pid(server, "query")
         os.kill(child, signal.SIGSTOP)
         try:
             status, said = ask(client)

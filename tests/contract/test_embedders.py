@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import sentencex
@@ -288,7 +289,9 @@ print("\\n".join(sys.modules))
 
 
 def test_naming_the_command_of_the_child_imports_no_model_library() -> None:
-    program = "import sys, muniment.executor_wiring as w; w.child_argv(); print('\\n'.join(sys.modules))"
+    program = (
+        "import sys, muniment.executor_wiring as w; w.child_argv('query'); print('\\n'.join(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
     )
@@ -763,7 +766,8 @@ def test_every_kind_of_the_configuration_is_wired(tmp_path: Path, monkeypatch: p
         executor_tally=str(tmp_path / "tally"),
         part_tokens_max=32,
     )
-    spec = executor_wiring.spec(config)
+    spec = executor_wiring.spec(config, "ingest")
+    assert (spec.nice, executor_wiring.spec(config, "query").nice) == (10, 0)
     assert (spec.part_tokens_max, spec.tally, spec.key_env) == (32, str(tmp_path / "tally"), "MY_KEY")
     assert "sk-secret" not in repr(spec)
     dimensions = {}
@@ -797,3 +801,54 @@ def test_every_kind_of_the_configuration_is_wired(tmp_path: Path, monkeypatch: p
 def test_what_cannot_be_loaded_is_refused_by_name(spec: Spec) -> None:
     with pytest.raises(MunimentError):
         executor_wiring.load(spec)
+
+
+def test_a_tokenizer_file_that_is_gone_or_another_is_named_until_it_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(TOKENIZER.read_bytes())
+    file = tokens.TokenizerFile(path, tokens.file_digest(path))
+    assert file.problem() is None
+    path.rename(tmp_path / "elsewhere")
+    assert file.problem() == f"tokenizer file {path}: No such file or directory"
+    path.write_bytes(TOKENIZER.read_bytes() + b"\n")
+    assert file.problem() == f"tokenizer file {path} is another than was loaded"
+    path.write_bytes(TOKENIZER.read_bytes())
+    assert file.problem() is None, "another file with the same bytes"
+    path.unlink()
+    (tmp_path / "elsewhere").rename(path)
+    assert file.problem() is None
+
+
+@pytest.mark.parametrize("embedder", ["onnx", "endpoint"])
+def test_every_embedder_with_a_tokenizer_file_watches_it(tmp_path: Path, embedder: str) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(TOKENIZER.read_bytes())
+    if embedder == "onnx":
+        files = msgspec.structs.replace(weights.bundled_files(), tokenizer=tokenizer)
+        made: Embedder = OnnxEmbedder(files, 1)
+    else:
+        made = EndpointEmbedder(
+            url="http://127.0.0.1:1/v1",
+            model="m",
+            tokenizer=tokenizer,
+            dimensions=2,
+            timeout_seconds=1,
+            key=None,
+        )
+    assert made.tokenizer_problem() is None
+    tokenizer.unlink()
+    assert "tokenizer.json: No such file" in str(made.tokenizer_problem())
+
+
+def test_slow_work_can_be_followed() -> None:
+    """Each inference, each block of tokens and each block of sentences counts as progress."""
+    made = OnnxEmbedder(weights.bundled_files(), 1)
+    steps = []
+    made.embed(["a few words"] * 40, lambda: steps.append("inference"))
+    assert len(steps) >= 3
+    steps.clear()
+    made.offsets("word " * 20_000, lambda: steps.append("block"))
+    assert len(steps) >= 6
+    steps.clear()
+    sentences.sentence_starts("A sentence of some words. " * 400, lambda: steps.append("block"))
+    assert len(steps) >= 9

@@ -817,16 +817,17 @@ def test_a_commit_before_the_plan_changes_nothing(ledger: Driver) -> None:
 def test_what_happens_to_the_executor_is_evidence_and_never_a_verdict(ledger: Driver, kind: str) -> None:
     """Ruling 8, in every state in which an executor can be at work for an operation."""
     n = ledger.accept(ops.memory("m", dependencies=["other"]))
-    for reach, state in (
+    ways: tuple[tuple[Callable[[], object], State], ...] = (
         (lambda: ledger.advance(n), B),
         (lambda: ledger.remember(ops.memory("other")), B),
         (lambda: ledger.plan(n, generation=9), R),
         (lambda: ledger.vectors(n, 2, [0], generation=9), R),
-    ):
+    )
+    for generation, (reach, state) in enumerate(ways, start=6):
         reach()
         events = ledger.events("m")
         before = ledger.receipt("m")
-        assert ledger.write(ops.exited(n, generation=9, kind=kind)).state is state
+        assert ledger.write(ops.exited(n, generation=generation, kind=kind)).state is state
         after = ledger.receipt("m")
         assert (after.state, after.progress_seq, ledger.events("m")) == (
             before.state,
@@ -835,12 +836,71 @@ def test_what_happens_to_the_executor_is_evidence_and_never_a_verdict(ledger: Dr
         )
         assert after.executor_progress_seq == before.executor_progress_seq + 1
         assert after.executor_exit_count == before.executor_exit_count + (kind != "failure")
+        text = f"{kind} of {generation}"
         assert (after.executor_error, after.executor_last_exit) == (
-            ("failure of 9", None) if kind == "failure" else (None, f"{kind} of 9")
+            (text, None) if kind == "failure" else (None, text)
         )
-        assert ledger.evidence(n)[-1] == (after.executor_progress_seq, kind, 9)
+        assert ledger.evidence(n)[-1] == (after.executor_progress_seq, kind, generation)
     ledger.commit(n)
     assert ledger.receipt("m").executor_exit_count == (0 if kind == "failure" else 4)
+
+
+@pytest.mark.parametrize("kind", ["exit", "stall", "protocol"])
+def test_the_end_of_a_generation_counts_once(ledger: Driver, kind: str) -> None:
+    """However many requests an operation had with the child, and however often the write is repeated."""
+    n, plan_n = processing(ledger)
+    ledger.write(ops.exited(n, generation=3, kind=kind))
+    once = ledger.receipt("m")
+
+    ledger.write(ops.exited(n, generation=3, kind=kind))
+    assert ledger.receipt("m") == once
+
+    ledger.vectors(n, plan_n, [0], generation=3)  # An answer that was on its way; evidence of progress.
+    ledger.write(ops.exited(n, generation=3, kind="exit"))
+    assert ledger.receipt("m").executor_exit_count == 1
+    ledger.write(ops.exited(n, generation=4, kind=kind))
+    assert ledger.receipt("m").executor_exit_count == 2
+
+
+def test_a_failure_that_repeats_unchanged_is_no_news(ledger: Driver) -> None:
+    n, plan_n = processing(ledger)
+    ledger.write(ops.exited(n, kind="failure"))
+    once = ledger.receipt("m")
+
+    ledger.write(ops.exited(n, kind="failure"))
+    assert ledger.receipt("m") == once
+
+    ledger.write(ops.exited(n, generation=2, kind="failure"))
+    assert ledger.receipt("m").executor_error == "failure of 2"
+    ledger.vectors(n, plan_n, [0], generation=2)
+    ledger.write(ops.exited(n, generation=2, kind="failure"))
+    assert ledger.receipt("m").executor_error == "failure of 2", "after progress it is news again"
+
+
+def test_a_fenced_write_says_so(ledger: Driver) -> None:
+    n, plan_n = processing(ledger)
+    assert not ledger.write(ops.vectors(n, plan_n, [0], generation=5)).fenced
+    assert ledger.write(ops.vectors(n, plan_n, [1], generation=4)).fenced
+    assert not ledger.write(ops.vectors(n, plan_n, [1], generation=5)).fenced
+
+
+def test_missing_parts_come_in_pages(ledger: Driver) -> None:
+    n, plan_n = processing(ledger)
+    total = len(ledger.store.read(lambda reads: reads.parts(plan_n)))
+    first = ledger.store.read(lambda reads: reads.missing_parts(plan_n, -1, 1))
+    assert [row["part_index"] for row in first] == [0]
+    ledger.vectors(n, plan_n, [0])
+    left = ledger.store.read(lambda reads: reads.missing_parts(plan_n, -1, 100))
+    assert [row["part_index"] for row in left] == list(range(1, total))
+    assert ledger.store.read(lambda reads: reads.missing_parts(plan_n, total - 1, 100)) == []
+
+
+def test_evidence_comes_in_pages(ledger: Driver) -> None:
+    n, _ = processing(ledger)
+    everything = ledger.store.read(lambda reads: reads.evidence(n))
+    assert len(everything) >= 2
+    assert ledger.store.read(lambda reads: reads.evidence(n, 0, 1)) == everything[:1]
+    assert ledger.store.read(lambda reads: reads.evidence(n, everything[0]["sequence"])) == everything[1:]
 
 
 def test_progress_clears_the_last_failure(ledger: Driver) -> None:

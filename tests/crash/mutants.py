@@ -12,7 +12,7 @@ from muniment.adapters.sqlite.connection import open_writer
 from muniment.adapters.sqlite.queries import migrations
 from muniment.adapters.sqlite.rows import SqliteRows
 from muniment.adapters.sqlite.store import SqliteStore
-from muniment.core.tables import Row
+from muniment.core.ingestion import Piece
 from muniment.model import command
 from muniment.model.command import Command
 from muniment.ports.ledger import Ledger, Reply, SealedUnit
@@ -93,8 +93,14 @@ commit_without_effect = _after_commit_memory("DELETE FROM memory WHERE operation
 def skip_rule_removed(stack: contextlib.ExitStack) -> None:
     """Parts that have their vector are embedded again."""
 
-    async def all_parts(of: Ledger, plan: int) -> list[Row]:
-        return await of.read(lambda reads: reads.parts(plan))
+    async def all_parts(of: Ledger, plan: int, *, after: int, limit: int) -> tuple[Piece, ...]:
+        rows = await of.read(lambda reads: reads.parts(plan))
+        return tuple(
+            Piece(
+                row["part_index"], row["token_end"] - row["token_start"], row["byte_start"], row["byte_end"]
+            )
+            for row in rows
+        )
 
     _replaced(stack, execute, "missing", all_parts)
 

@@ -218,10 +218,10 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 EMBEDS_EVERYTHING: Final = """
-from muniment.stages import execute
-async def everything(ledger, plan):
-    return await ledger.read(lambda reads: reads.parts(plan))
-execute.missing = everything
+from muniment.adapters.sqlite.rows import SqliteReads
+def everything(self, plan_n, after, limit):
+    return [row for row in self.parts(plan_n) if row["part_index"] > after][:limit]
+SqliteReads.missing_parts = everything
 """
 
 
@@ -255,7 +255,7 @@ def test_a_killed_child_is_evidence_and_its_operation_goes_on(tmp_path: Path) ->
     assert done["state"] == "committed"
     assert done["executor_exit_count"] == 1
     assert "SIGKILL" in done["executor_last_exit"]
-    assert done["executor_generation"] == done_before["executor_generation"] + 1
+    assert done["executor_generation"] > done_before["executor_generation"]
     assert untouched == done_before
     truth.verify(data, facts_of(before, done_before, done))
 

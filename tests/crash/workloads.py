@@ -15,16 +15,17 @@ import msgspec
 
 from muniment.adapters.sqlite.store import SqliteStore
 from muniment.core import canonical, payloads, planning
-from muniment.core.schedule import Schedule, Verb, Work
+from muniment.core.ingestion import EmbedRequest, Ingestion, Limits, Piece, PlanRequest, Request
+from muniment.core.schedule import Schedule, Verb
 from muniment.errors import ExecutorExited, ExecutorFailed, ExecutorFault, ExecutorProtocolBroken
 from muniment.model import command, journal
 from muniment.model.command import Command
 from muniment.model.operation import Kind
 from muniment.model.plan import ModelIdentity
-from muniment.ports.executor import Embedded, Plan
+from muniment.ports.executor import Embedded, Planned
 from muniment.ports.ledger import Reads, Reply, SealedUnit
 from muniment.runtime.coordinator import unfinished
-from muniment.stages import commit, execute, plan
+from muniment.stages import execute, plan
 from tests.support.truth import Accepted, Fact, Indexed, Reserved, Stood, Written, sha256
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ IN_FLIGHT_MAX: Final = 2
 PART_TOKENS_MAX: Final = 8
 BATCH_TOKENS_MAX: Final = 24
 PARTS_MAX: Final = 1000
+RETRY_SECONDS_MAX: Final = 4.0
 DIMENSIONS: Final = 8
 WORD: Final = re.compile(r"\w+")
 SENTENCE: Final = re.compile(r"(?<=\. )")
@@ -90,14 +92,17 @@ class InProcessExecutor:
                 self.faults += 1
                 raise befalls[0](f"planned for {label}", self.generation)
 
-    async def plan(self, text: str, *, label: str) -> Plan:
-        self._ask([label])
+    async def plan(self, texts: Sequence[str], *, labels: Sequence[str]) -> tuple[Planned, ...]:
+        self._ask(labels)
+        return tuple(self._plan(text) for text in texts)
+
+    def _plan(self, text: str) -> Planned:
         starts, ends = [], []
         for word in WORD.finditer(text):
             starts.append(len(text[: word.start()].encode()))
             ends.append(len(text[: word.end()].encode()))
         sentences = [len(text[: found.start()].encode()) for found in SENTENCE.finditer(text)]
-        return Plan(
+        return Planned(
             generation=self.generation,
             model=MODEL,
             profile=planning.profile_name(PART_TOKENS_MAX),
@@ -140,6 +145,10 @@ class Driver:
         self._ids = {row["n"]: row["id"] for row in store.read(lambda reads: list(reads.rows("operation")))}
         self._schedule = Schedule()
         self._schedule.load(store.read(unfinished))
+        self._ingestion = Ingestion(
+            Limits(batch_tokens_max=BATCH_TOKENS_MAX, retry_seconds_max=RETRY_SECONDS_MAX)
+        )
+        self._seconds = 0.0
         self._next_generation()
 
     def play(self) -> None:
@@ -160,8 +169,11 @@ class Driver:
             if advances:
                 self.transact(advances)
             for work in due:
-                if work.verb is not Verb.ADVANCE:
-                    self._do(work)
+                if work.verb is Verb.APPLY:
+                    self.transact([command.Apply(n=work.n, now=self.now_us())])
+                elif work.verb is Verb.REMEMBER:
+                    self._admit(work.n)
+            self._ingest()
 
     # What the stages are given: a clock and a ledger
 
@@ -243,35 +255,89 @@ class Driver:
         asked = command.ReserveGeneration(now=self.now_us())
         self.executor.generation = self.transact([asked])[0].value
 
-    def _do(self, work: Work) -> None:
-        if work.verb is Verb.APPLY:
-            self.transact([command.Apply(n=work.n, now=self.now_us())])
-            return
+    def _source(self, n: int) -> plan.Source:
+        return finished(plan.load(self, n))  # type: ignore[arg-type]
+
+    def _admit(self, n: int) -> None:
+        source = self._source(n)
+        if source.plan is None:
+            self._ingestion.admit(n, len(source.content), isolated=source.exits > 0, now=self._seconds)
+        else:
+            self._ingestion.resume(n, len(source.content), source.plan, isolated=source.exits > 0)
+
+    def _ingest(self) -> None:
+        """All requests that the memories in work need, one after the other."""
+        while True:
+            for job in self._ingestion.hungry(PARTS_MAX):
+                assert job.plan is not None
+                pieces = finished(execute.missing(self, job.plan, after=job.last, limit=PARTS_MAX))  # type: ignore[arg-type]
+                self._ingestion.more(job.n, pieces, complete=True, now=self._seconds)
+                self._commit_if_done([job.n])
+            request = self._ingestion.next(self._seconds)
+            moment = self._ingestion.wake_at(self._seconds)
+            if request is not None:
+                self._ask(request)
+            elif moment is not None:
+                self._seconds = moment
+            else:
+                return
+
+    def _commit_if_done(self, operations: Sequence[int]) -> None:
+        done = [n for n in operations if (job := self._ingestion.job(n)) is not None and job.done]
+        for n in done:
+            self._ingestion.drop(n)
+        if done:
+            self.transact([command.CommitMemory(n=n, now=self.now_us()) for n in done])
+
+    def _ask(self, request: Request) -> None:
         try:
-            finished(self._remember(work.n))
+            if isinstance(request, PlanRequest):
+                self._plan(request)
+            else:
+                self._embed(request)
         except ExecutorFault as fault:
             kind = {ExecutorExited: "exit", ExecutorProtocolBroken: "protocol", ExecutorFailed: "failure"}
             self.transact(
                 [
                     command.RecordExit(
-                        n=work.n,
+                        n=n,
                         kind=kind[type(fault)],
                         generation=fault.generation,
                         message=str(fault),
                         now=self.now_us(),
                     )
+                    for n in request.operations
                 ]
             )
             if not isinstance(fault, ExecutorFailed):
                 self._next_generation()
-            self._schedule.again(work.n)
+            self._ingestion.lost(request, self._seconds)
 
-    async def _remember(self, n: int) -> None:
-        source = await plan.load(self, n)  # type: ignore[arg-type]
-        planned = await plan.plan(source, self, self.executor, self, parts_max=PARTS_MAX)  # type: ignore[arg-type]
-        assert planned is not None
-        await execute.execute(source, planned, self, self.executor, self, tokens_max=BATCH_TOKENS_MAX)  # type: ignore[arg-type]
-        await commit.commit(n, self, self)  # type: ignore[arg-type]
+    def _plan(self, request: PlanRequest) -> None:
+        sources = [self._source(n) for n in request.operations]
+        answers = finished(plan.plan(sources, self.executor))  # type: ignore[arg-type]
+        replies = self.transact(
+            [
+                plan.saving(source, answer, parts_max=PARTS_MAX, now=self.now_us())
+                for source, answer in zip(sources, answers, strict=True)
+            ]
+        )
+        self._ingestion.succeeded(request)
+        for source, answer, reply in zip(sources, answers, replies, strict=True):
+            assert reply.value is not None
+            pieces = [
+                Piece(index, part.token_end - part.token_start, part.byte_start, part.byte_end)
+                for index, part in enumerate(answer.parts)
+            ]
+            self._ingestion.has_plan(source.n, reply.value, pieces, complete=True, now=self._seconds)
+
+    def _embed(self, request: EmbedRequest) -> None:
+        contents = {n: self._source(n).content for n in request.operations}
+        plans = {n: job.plan for n in request.operations if (job := self._ingestion.job(n)) and job.plan}
+        embedded = finished(execute.embed(request, contents, self.executor))  # type: ignore[arg-type]
+        self.transact(execute.saving(request, embedded, plans, now=self.now_us()))
+        self._ingestion.succeeded(request)
+        self._commit_if_done(request.operations)
 
 
 # The workloads

@@ -22,6 +22,7 @@ from muniment.errors import (
     ExecutorFailed,
     ExecutorFault,
     ExecutorProtocolBroken,
+    ExecutorStalled,
     InvariantBroken,
     LedgerUnavailable,
 )
@@ -46,8 +47,12 @@ from muniment.errors import ConfigError, ExecutorFailed
 from muniment.executor import child
 
 class Harmful(SyntheticEmbedder):
-    def embed(self, texts):
+    def embed(self, texts, advance=lambda: None):
         for text in texts:
+            if text.startswith("work "):
+                for _ in range(int(text.split()[1])):
+                    time.sleep(0.1)
+                    advance()
             if text.startswith("sleep "):
                 time.sleep(float(text.split()[1]))
             if text == "print":
@@ -63,8 +68,8 @@ class Harmful(SyntheticEmbedder):
             if text == "exit":
                 os._exit(7)
             if text == "not finite":
-                return super().embed(texts) * float("nan")
-        return super().embed(texts)
+                return super().embed(texts, advance) * float("nan")
+        return super().embed(texts, advance)
 
 def load(spec):
     if spec.model == "missing":
@@ -96,14 +101,14 @@ def send(message):
 hello = receive()
 g = hello.generation
 identity = ModelIdentity(name="scripted", dimensions=2, window_tokens=8, files={{}}, tokenizer_digest="")
-ready = p.Ready(generation=g, protocol=1, identity=identity)
+ready = p.Ready(generation=g, protocol=p.PROTOCOL_VERSION, identity=identity)
 row = b"\\0\\0\\x80?\\0\\0\\0\\0"
 def embedded(request, **changed):
     fields = dict(generation=g, request_id=request.request_id, vectors=(row,) * len(request.texts))
     return p.Embedded(**(fields | changed))
 def planned(request, parts, **changed):
-    fields = dict(generation=g, request_id=request.request_id, profile="x", token_count=1, parts=parts)
-    return p.Planned(**(fields | changed))
+    plan = p.PlannedText(**(dict(profile="x", token_count=1, parts=parts) | changed))
+    return p.Planned(generation=g, request_id=request.request_id, plans=(plan,))
 {behaviour}
 """
 
@@ -133,7 +138,7 @@ class Running:
     async def in_flight(self) -> None:
         """Wait until the child has been sent a request."""
         await happens(
-            lambda: self.supervisor._child is not None and self.supervisor._child.in_flight is not None
+            lambda: self.supervisor._child is not None and len(self.supervisor._child.in_flight) > 0
         )
 
 
@@ -149,6 +154,8 @@ async def running(
     spec: Spec = SYNTHETIC,
     *,
     startup_seconds: float = LIMIT_SECONDS,
+    stall_seconds: float = LIMIT_SECONDS,
+    requests_max: int = 1,
     next_generation: Callable[[], Awaitable[int]] | None = None,
 ) -> AsyncIterator[Running]:
     """A started supervisor; afterwards it must have stopped without a trace."""
@@ -161,9 +168,12 @@ async def running(
     supervised = Supervisor(
         argv,
         spec,
+        role="ingest",
+        requests_max=requests_max,
         next_generation=next_generation or counted,
         observe=events.append,
         startup_seconds=startup_seconds,
+        stall_seconds=stall_seconds,
         backoff_seconds_max=0.02,
     )
     before = asyncio.all_tasks()
@@ -173,7 +183,7 @@ async def running(
     finally:
         await supervised.stop()
     assert asyncio.all_tasks() <= before
-    ended = [event for event in events if event.kind in ("exited", "protocol_broken")]
+    ended = [event for event in events if event.kind in ("exited", "stalled", "protocol_broken")]
     started = [event for event in events if event.kind == "started"]
     assert {event.generation for event in started} <= {event.generation for event in ended}
     assert len({event.generation for event in ended}) == len(ended)
@@ -216,10 +226,10 @@ def expected_rows(texts: Sequence[str]) -> tuple[bytes, ...]:
 
 def test_the_bundled_model_plans_and_embeds_through_the_real_child() -> None:
     async def main() -> None:
-        async with running(child_argv(), Spec(embedder="bundled")) as at:
+        async with running(child_argv("ingest"), Spec(embedder="bundled")) as at:
             identity = await at.supervisor.identity()
             text = "The mill stands by the river. " * 20
-            plan = await at.supervisor.plan(text, label="a")
+            (plan,) = await at.supervisor.plan([text], labels=["a"])
             octets = text.encode()
             texts = [octets[part.byte_start : part.byte_end].decode() for part in plan.parts]
             embedded = await at.supervisor.embed(texts, labels=["a"] * len(texts))
@@ -286,7 +296,7 @@ def test_heartbeats_go_on_while_loading_and_computing(tmp_path: Path) -> None:
             child = at.supervisor._child
             assert child is not None
             await frames_arrive(child, 5)
-            assert child.in_flight is not None
+            assert child.in_flight
             await working
 
     run(main())
@@ -303,7 +313,7 @@ def test_the_child_inherits_no_open_file_of_the_parent(tmp_path: Path) -> None:
         secret = tmp_path / "store.sqlite"
         with secret.open("wb") as store:
             os.set_inheritable(store.fileno(), True)  # as a careless library might
-            async with running(child_argv()) as at:
+            async with running(child_argv("ingest")) as at:
                 await at.until("ready", 1)
                 files = [str(link.readlink()) for link in Path(f"/proc/{at.pid(1)}/fd").iterdir()]
         assert files
@@ -346,14 +356,15 @@ def test_a_child_killed_in_mid_request_fails_that_request_and_no_other(tmp_path:
 
 def test_a_kill_while_planning_a_real_text_with_the_real_child() -> None:
     async def main() -> None:
-        async with running(child_argv()) as at:
-            planning = asyncio.create_task(at.supervisor.plan("word. " * 500_000, label="long"))
+        async with running(child_argv("ingest")) as at:
+            planning = asyncio.create_task(at.supervisor.plan(["word. " * 500_000], labels=["long"]))
             await at.in_flight()
             os.kill(at.pid(1), signal.SIGKILL)
             with pytest.raises(ExecutorExited) as exited:
                 await planning
             assert exited.value.generation == 1
-            assert (await at.supervisor.plan("word.", label="short")).generation == 2
+            (plan,) = await at.supervisor.plan(["word."], labels=["short"])
+            assert plan.generation == 2
 
     run(main())
 
@@ -386,7 +397,7 @@ def test_what_a_model_cannot_do_is_an_answer_and_the_child_lives(tmp_path: Path)
             assert failed.value.generation == 1
             assert (await at.supervisor.embed(["fine"], labels=["x"])).generation == 1
             with pytest.raises(ExecutorFailed, match="does not fit a frame"):
-                await at.supervisor.plan("x" * (64 * 1024 * 1024), label="x")
+                await at.supervisor.plan(["x" * (64 * 1024 * 1024)], labels=["x"])
             assert (await at.supervisor.embed(["fine"], labels=["x"])).generation == 1
 
     run(main())
@@ -405,18 +416,17 @@ def test_stray_prints_cannot_break_frames_nor_reads_steal_them(
     assert "a stray write" in capfd.readouterr().err
 
 
-def test_sigterm_ends_a_child_and_sigint_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_is_for_the_parent_to_decide(tmp_path: Path, number: int) -> None:
     async def main() -> None:
         async with running(harmful(tmp_path)) as at:
             await at.until("ready", 1)
-            os.kill(at.pid(1), signal.SIGINT)
+            os.kill(at.pid(1), number)
             working = asyncio.create_task(at.supervisor.embed(["sleep 0.2"], labels=["x"]))
             await at.in_flight()
-            os.kill(at.pid(1), signal.SIGINT)
+            os.kill(at.pid(1), number)
             assert (await working).generation == 1
-            os.kill(at.pid(1), signal.SIGTERM)
-            ended = await at.until("exited", 1)
-            assert ended.message == "signal 15 (SIGTERM)"
+            assert at.kinds() == [("started", 1), ("ready", 1)]
 
     run(main())
 
@@ -483,7 +493,7 @@ def test_no_child_starts_without_a_generation_number() -> None:
         return answer
 
     async def main() -> None:
-        async with running(child_argv(), next_generation=next_generation) as at:
+        async with running(child_argv("ingest"), next_generation=next_generation) as at:
             assert (await at.supervisor.embed(["x"], labels=["x"])).generation == 40
             assert at.kinds() == [("started", 40), ("ready", 40)]
             assert at.supervisor.health().last_error == "no generation number: locked"
@@ -497,11 +507,14 @@ def test_a_bug_in_the_caller_ends_the_supervision_and_is_raised() -> None:
 
     async def main() -> None:
         supervised = Supervisor(
-            child_argv(),
+            child_argv("ingest"),
             SYNTHETIC,
+            role="query",
+            requests_max=1,
             next_generation=next_generation,
             observe=lambda event: None,
             startup_seconds=1,
+            stall_seconds=1,
             backoff_seconds_max=1,
         )
         await supervised.start()
@@ -598,7 +611,7 @@ def test_a_plan_that_loses_a_byte_is_not_believed(tmp_path: Path, parts: str, ch
     async def main() -> None:
         async with running(scripted(tmp_path, behaviour)) as at:
             with pytest.raises(ExecutorProtocolBroken):
-                await at.supervisor.plan("text", label="x")
+                await at.supervisor.plan(["text"], labels=["x"])
 
     run(main())
 
@@ -616,7 +629,8 @@ def test_control_the_scripted_child_is_believed_when_it_is_right(tmp_path: Path)
 
     async def main() -> None:
         async with running(scripted(tmp_path, behaviour)) as at:
-            assert len((await at.supervisor.plan("text", label="x")).parts) == 1
+            (plan,) = await at.supervisor.plan(["text"], labels=["x"])
+            assert len(plan.parts) == 1
             assert len((await at.supervisor.embed(["a", "b"], labels=["x", "y"])).vectors) == 2
             assert at.kinds() == [("started", 1), ("ready", 1)]
 
@@ -626,8 +640,8 @@ def test_control_the_scripted_child_is_believed_when_it_is_right(tmp_path: Path)
 @pytest.mark.parametrize(
     ("behaviour", "text"),
     [
-        ("send(p.Ready(generation=g, protocol=2, identity=identity)); time.sleep(60)", "speaks protocol 2"),
-        ("send(p.Embedded(generation=g, request_id=1, vectors=())); time.sleep(60)", "not in flight"),
+        ("send(p.Ready(generation=g, protocol=9, identity=identity)); time.sleep(60)", "speaks protocol 9"),
+        ("send(p.Embedded(generation=g, request_id=1, vectors=())); time.sleep(60)", "whose turn it is not"),
         ("os.write(1, b'Loading model...\\n'); time.sleep(60)", "a frame of"),
     ],
     ids=["another version", "an answer before ready", "text before ready"],
@@ -649,7 +663,7 @@ def test_another_model_after_a_restart_is_refused(tmp_path: Path) -> None:
     behaviour = """
     if g > 1:
         identity = ModelIdentity(name="other", dimensions=2, window_tokens=8, files={}, tokenizer_digest="")
-        ready = p.Ready(generation=g, protocol=1, identity=identity)
+        ready = p.Ready(generation=g, protocol=p.PROTOCOL_VERSION, identity=identity)
     send(ready)
     receive()
     os._exit(3)
@@ -674,7 +688,7 @@ def test_frames_of_another_generation_change_nothing(tmp_path: Path) -> None:
     request = receive()
     send(embedded(request, generation=g - 1, vectors=()))
     send(p.Failed(generation=g + 1, request_id=request.request_id, error="a later one"))
-    send(ready.__class__(generation=g - 1, protocol=1, identity=identity))
+    send(ready.__class__(generation=g - 1, protocol=p.PROTOCOL_VERSION, identity=identity))
     send(embedded(request))
     receive()
     """
@@ -704,40 +718,151 @@ def test_a_child_that_closes_its_output_and_lives_on_is_ended(
 # Order and cancelling
 
 
-async def completion_order(at: Running, queued: int) -> list[str]:
-    order: list[str] = []
-
-    async def ask(name: str, work: Awaitable[object]) -> None:
-        await work
-        order.append(name)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(ask("first", at.supervisor.embed(["sleep 0.2"], labels=["x"])))
-        await at.in_flight()
-        for number in range(queued):
-            group.create_task(ask(f"part {number}", at.supervisor.embed([f"part {number}"], labels=["x"])))
-        await asyncio.sleep(0)
-        group.create_task(ask("query", at.supervisor.embed_query("query")))
-    return order
-
-
-def test_a_query_overtakes_all_queued_ingestion(tmp_path: Path) -> None:
+def test_requests_are_answered_in_the_order_in_which_they_came(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(harmful(tmp_path)) as at:
-            order = await completion_order(at, 50)
-            assert order == ["first", "query", *(f"part {number}" for number in range(50))]
+        order: list[str] = []
+
+        async def ask(text: str) -> None:
+            await at.supervisor.embed([text], labels=["x"])
+            order.append(text)
+
+        async with running(harmful(tmp_path), requests_max=2) as at, asyncio.TaskGroup() as group:
+            texts = ["sleep 0.2", *(f"part {number}" for number in range(50))]
+            for text in texts:
+                group.create_task(ask(text))
+                await asyncio.sleep(0)
+        assert order == texts
 
     run(main())
 
 
-def test_control_without_priority_the_query_would_be_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "QUERY", supervisor.INGESTION)
+def test_no_more_requests_than_allowed_are_with_the_child(tmp_path: Path) -> None:
+    """One is computed while the next waits there, so that it is never idle; more would only be lost."""
+    behaviour = """
+    send(ready)
+    first, second = receive(), receive()
+    time.sleep(0.5)
+    assert not inbox and not select.select([0], [], [], 0)[0], "a third request was sent"
+    for request in (first, second):
+        send(embedded(request))
+    while True:
+        send(embedded(receive()))
+    """
 
     async def main() -> None:
-        async with running(harmful(tmp_path)) as at:
-            assert (await completion_order(at, 50))[-1] == "query"
+        async with running(
+            scripted(tmp_path, "import select\n" + textwrap.dedent(behaviour)), requests_max=2
+        ) as at:
+            done = await asyncio.gather(*(at.supervisor.embed(["x"], labels=["x"]) for _ in range(5)))
+            assert {each.generation for each in done} == {1}
+
+    run(main())
+
+
+def test_all_that_is_with_a_child_is_lost_with_it_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(harmful(tmp_path), requests_max=2) as at:
+            asked = [
+                asyncio.create_task(at.supervisor.embed([text], labels=["x"]))
+                for text in ("sleep 60", "behind it", "later", "last")
+            ]
+            await happens(
+                lambda: at.supervisor._child is not None and len(at.supervisor._child.in_flight) == 2
+            )
+            os.kill(at.pid(1), signal.SIGKILL)
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(each) for each in results] == [ExecutorExited, ExecutorExited, Embedded, Embedded]
+            assert [each.generation for each in results] == [1, 1, 2, 2]  # type: ignore[union-attr]
+
+    run(main())
+
+
+def test_answers_in_another_order_break_the_protocol(tmp_path: Path) -> None:
+    behaviour = """
+    send(ready)
+    first, second = receive(), receive()
+    send(embedded(second))
+    time.sleep(60)
+    """
+
+    async def main() -> None:
+        async with running(scripted(tmp_path, behaviour), requests_max=2) as at:
+            asked = [at.supervisor.embed(["x"], labels=["x"]) for _ in range(2)]
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(each) for each in results] == [ExecutorProtocolBroken] * 2
+
+    run(main())
+
+
+# The watchdog, with real children (its rules: tests/unit/test_watchdog.py)
+
+STALL_SECONDS = 1.0
+
+
+def test_a_child_that_hangs_while_its_heart_beats_is_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(harmful(tmp_path), stall_seconds=STALL_SECONDS) as at:
+            with pytest.raises(ExecutorStalled, match="no progress for") as stalled:
+                await at.supervisor.embed(["sleep 60"], labels=["x"])
+            assert stalled.value.generation == 1
+            assert (await at.until("stalled", 1)).message == str(stalled.value)
+            assert (await at.supervisor.embed(["fine"], labels=["x"])).generation == 2
+
+    run(main())
+
+
+def test_a_child_that_is_slow_and_goes_on_is_left_alone(tmp_path: Path) -> None:
+    """One request takes three times the stall budget, in steps of a tenth of it."""
+
+    async def main() -> None:
+        async with running(harmful(tmp_path), stall_seconds=STALL_SECONDS) as at:
+            await at.until("ready", 1)
+            began = time.monotonic()
+            assert (await at.supervisor.embed(["work 30"], labels=["x"])).generation == 1
+            assert time.monotonic() - began > 3 * STALL_SECONDS
+            assert at.kinds() == [("started", 1), ("ready", 1)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stopped_child_is_ended(tmp_path: Path, *, busy: bool) -> None:
+    async def main() -> None:
+        async with running(harmful(tmp_path), stall_seconds=STALL_SECONDS) as at:
+            await at.until("ready", 1)
+            working = asyncio.create_task(at.supervisor.embed(["work 100"], labels=["x"])) if busy else None
+            if busy:
+                await at.in_flight()
+            os.kill(at.pid(1), signal.SIGSTOP)
+            assert "for" in (await at.until("stalled", 1)).message
+            if working is not None:
+                with pytest.raises(ExecutorStalled):
+                    await working
+            assert (await at.supervisor.embed(["fine"], labels=["x"])).generation == 2
+
+    run(main())
+
+
+def test_a_parent_that_was_held_up_does_not_blame_the_child(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(harmful(tmp_path), stall_seconds=STALL_SECONDS) as at:
+            await at.until("ready", 1)
+            working = asyncio.create_task(at.supervisor.embed(["work 25"], labels=["x"]))
+            await at.in_flight()
+            time.sleep(2 * STALL_SECONDS)
+            assert (await working).generation == 1
+            assert at.kinds() == [("started", 1), ("ready", 1)]
+
+    run(main())
+
+
+def test_a_slow_start_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    behaviour = "time.sleep(1.0)\nsend(ready)\nwhile True: send(embedded(receive()))"
+
+    async def main() -> None:
+        async with running(scripted(tmp_path, behaviour), stall_seconds=0.2) as at:
+            done = await at.supervisor.embed(["x"], labels=["x"])
+            assert done.generation == 1
 
     run(main())
 
@@ -761,7 +886,7 @@ def test_cancelled_callers_never_shift_the_answers_of_others(tmp_path: Path) -> 
                 if chance.random() < 0.5 and not victim.done():
                     child = at.supervisor._child
                     assert child is not None
-                    flying = child.in_flight is not None and child.in_flight.message.texts == (tasks[victim],)  # type: ignore[union-attr]
+                    flying = bool(child.in_flight) and child.in_flight[0].message.texts == (tasks[victim],)
                     sent_and_cancelled += flying
                     victim.cancel()
             for task, text in tasks.items():
@@ -784,7 +909,7 @@ def test_cancelled_callers_never_shift_the_answers_of_others(tmp_path: Path) -> 
 
 def test_labels_and_texts_must_match() -> None:
     async def main() -> None:
-        async with running(child_argv()) as at:
+        async with running(child_argv("ingest")) as at:
             with pytest.raises(InvariantBroken):
                 await at.supervisor.embed(["a", "b"], labels=["x"])
 
@@ -801,7 +926,7 @@ def test_the_tally_has_one_line_for_each_part_that_was_embedded(tmp_path: Path) 
         async with running(harmful(tmp_path), Spec(embedder="synthetic", tally=str(tally))) as at:
             await at.supervisor.embed(["a", "b"], labels=["m/0", "m/1"])
             await at.supervisor.embed_query("not counted")
-            await at.supervisor.plan("not counted", label="m")
+            await at.supervisor.plan(["not counted"], labels=["m"])
             with pytest.raises(ExecutorFailed):
                 await at.supervisor.embed(["cannot"], labels=["never"])
             with pytest.raises(ExecutorExited):
@@ -874,7 +999,7 @@ def test_stop_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
                     await asyncio.sleep(pause)
         async with running([sys.executable, "-c", "raise SystemExit(4)"]) as at:
             await at.until("exited", 3)
-        async with running(child_argv(), next_generation=never):
+        async with running(child_argv("ingest"), next_generation=never):
             await asyncio.sleep(0.01)
 
     run(main())
@@ -908,8 +1033,8 @@ async def main():
     def observe(event):
         if event.kind in ("started", "ready"):
             print(event.kind, event.pid, flush=True)
-    supervisor = Supervisor({argv!r}, spec, next_generation=one, observe=observe,
-                            startup_seconds=60, backoff_seconds_max=60)
+    supervisor = Supervisor({argv!r}, spec, role="ingest", requests_max=1, next_generation=one,
+                            observe=observe, startup_seconds=60, stall_seconds=3600, backoff_seconds_max=60)
     await supervisor.start()
     await supervisor.embed(["{text}"], labels=["x"])
     print("done", 0, flush=True)
@@ -999,7 +1124,9 @@ def test_control_a_child_without_either_way_outlives_its_parent(tmp_path: Path) 
     ids=["end of file", "a false length", "no message", "half a message"],
 )
 def test_a_child_does_not_guess_what_its_parent_means(data: bytes, status: int) -> None:
-    done = subprocess.run(child_argv(), input=data, capture_output=True, timeout=LIMIT_SECONDS, check=False)
+    done = subprocess.run(
+        child_argv("ingest"), input=data, capture_output=True, timeout=LIMIT_SECONDS, check=False
+    )
     assert done.returncode == status
     assert done.stdout == b""
     assert (b"executor child:" in done.stderr) == (status != 0)

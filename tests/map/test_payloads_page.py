@@ -15,7 +15,7 @@ PAGE: Final = ROOT / "docs" / "reference" / "payloads.md"
 CODE: Final = (
     ROOT / "src/muniment/core/tasks.py",
     ROOT / "src/muniment/stages/ledger.py",
-    ROOT / "src/muniment/runtime/coordinator.py",
+    ROOT / "src/muniment/runtime/ingestion.py",
 )
 REASON: Final = re.compile(r"""["']?reason["']?\s*[=:]\s*["'](\w+)["']""")
 NO_REJECTION: Final = {"dependencies_not_committed"}  # the detail of an event that blocks

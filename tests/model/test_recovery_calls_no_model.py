@@ -17,6 +17,7 @@ import pytest
 from muniment.adapters.devices.numpy_device import NumpyDevice
 from muniment.adapters.sqlite.ledger import Batching, SqliteLedger
 from muniment.adapters.sqlite.rows import SqliteReads
+from muniment.core.ingestion import Limits
 from muniment.core.schedule import Schedule, Unfinished, Work
 from muniment.core.tables import Row
 from muniment.model import command, journal
@@ -24,11 +25,12 @@ from muniment.model.operation import TERMINAL, Kind, State
 from muniment.model.plan import ModelIdentity
 from muniment.ports.clock import Clock
 from muniment.ports.device import Eligible, MemoryDelta
-from muniment.ports.executor import Embedded, ExecutorHealth, Plan
+from muniment.ports.executor import Embedded, ExecutorHealth, Planned
 from muniment.ports.ledger import Reads
 from muniment.runtime import coordinator as coordinating
-from muniment.runtime.coordinator import Coordinator, Pace
+from muniment.runtime.coordinator import Coordinator, Room
 from muniment.runtime.feed import Feed
+from muniment.runtime.ingestion import Pipeline
 from muniment.stages import index
 from tests.support import operations as ops
 from tests.support import stores
@@ -52,7 +54,9 @@ class NoModel:
     async def stop(self) -> None:
         raise AskedAModel("stop")
 
-    async def plan(self, text: str, *, label: str) -> Plan:
+    requests_max = 2
+
+    async def plan(self, texts: Sequence[str], *, labels: Sequence[str]) -> tuple[Planned, ...]:
         raise AskedAModel("plan")
 
     async def embed(self, texts: Sequence[str], *, labels: Sequence[str]) -> Embedded:
@@ -206,9 +210,17 @@ async def recovered(directory: Path, make_coordinator: type[Coordinator], make_f
     clock: Clock = StoppedClock()
     fatal: list[BaseException] = []
     ledger = SqliteLedger(stores.sqlite(directory), Batching(), fatal.append)
-    pace = Pace(operations_in_flight_max=8, embed_batch_tokens_max=64, parts_max=100)
+    pipeline = Pipeline(
+        ledger,
+        NoModel(),
+        clock,
+        Limits(batch_tokens_max=64, retry_seconds_max=1.0),
+        parts_max=100,
+        on_fatal=fatal.append,
+    )
+    room = Room(operations_in_flight_max=8, operations_stuck_max=8)
     device = NumpyDevice()
-    coordinator = make_coordinator(ledger, NoModel(), clock, pace, on_fatal=fatal.append)
+    coordinator = make_coordinator(ledger, pipeline, clock, room, on_fatal=fatal.append)
     feed = make_feed(ledger, device)
     loading = asyncio.create_task(feed.run())
     try:
@@ -349,7 +361,7 @@ def test_control_a_recovery_that_plans_at_once_is_noticed(tmp_path: Path) -> Non
     class PlansAtOnce(Coordinator):
         async def recover(self) -> int:
             found = await super().recover()
-            await self._executor.plan("One sentence. Another one.", label="1")
+            await self._ingestion._executor.plan(["One sentence. Another one."], labels=["1"])
             return found
 
     red(tmp_path, AskedAModel, coordinator=PlansAtOnce)

@@ -88,14 +88,14 @@ def judge(method: str, path: str, reply: Reply) -> None:
             contract.check(request, reply.status, httpx.Headers(reply.headers), reply.body)
 
 
-def executor_pid(server: Server, seconds: float = 30.0) -> int:
-    """The process of the executor child; waits until there is one."""
+def executor_pid(server: Server, role: str = "ingest", seconds: float = 30.0) -> int:
+    """The process of an executor child; waits until there is one."""
     give_up = time.monotonic() + seconds
     while True:
         for pid, command in group(server.pid).items():
-            if b"muniment.executor_wiring" in command:
+            if command.endswith(f"muniment.executor_wiring\0{role}\0".encode()):
                 return pid
-        assert time.monotonic() < give_up, f"no executor child:\n{server.log}"
+        assert time.monotonic() < give_up, f"no {role} child:\n{server.log}"
         time.sleep(0.01)
 
 

@@ -28,7 +28,13 @@ SPECS = st.builds(
 )
 TO_CHILD: st.SearchStrategy[protocol.ToChild] = st.one_of(
     st.builds(protocol.Hello, generation=IDS, protocol=IDS, spec=SPECS),
-    st.builds(protocol.PlanRequest, generation=IDS, request_id=IDS, text=TEXTS, label=TEXTS),
+    st.builds(
+        protocol.PlanRequest,
+        generation=IDS,
+        request_id=IDS,
+        texts=st.lists(TEXTS, max_size=4).map(tuple),
+        labels=st.lists(TEXTS, max_size=4).map(tuple),
+    ),
     st.builds(
         protocol.EmbedRequest,
         generation=IDS,
@@ -40,14 +46,27 @@ TO_CHILD: st.SearchStrategy[protocol.ToChild] = st.one_of(
 )
 TO_PARENT: st.SearchStrategy[protocol.ToParent] = st.one_of(
     st.builds(protocol.Ready, generation=IDS, protocol=IDS, identity=IDENTITIES),
-    st.builds(protocol.Heartbeat, generation=IDS, sequence=IDS, request_id=st.none() | IDS),
+    st.builds(
+        protocol.Heartbeat,
+        generation=IDS,
+        sequence=IDS,
+        request_id=st.none() | IDS,
+        progress=IDS,
+        tokenizer_problem=st.none() | TEXTS,
+    ),
     st.builds(
         protocol.Planned,
         generation=IDS,
         request_id=IDS,
-        profile=TEXTS,
-        token_count=IDS,
-        parts=st.lists(st.builds(PlannedPart, IDS, IDS, IDS, IDS), max_size=4).map(tuple),
+        plans=st.lists(
+            st.builds(
+                protocol.PlannedText,
+                profile=TEXTS,
+                token_count=IDS,
+                parts=st.lists(st.builds(PlannedPart, IDS, IDS, IDS, IDS), max_size=4).map(tuple),
+            ),
+            max_size=3,
+        ).map(tuple),
     ),
     st.builds(
         protocol.Embedded,
@@ -106,7 +125,7 @@ def test_an_empty_frame_is_refused() -> None:
 def test_a_message_too_long_for_a_frame_is_refused_by_its_writer() -> None:
     text = "x" * protocol.FRAME_BYTES_MAX
     with pytest.raises(ExecutorProtocolBroken, match="does not fit"):
-        frame(protocol.PlanRequest(generation=1, request_id=1, text=text, label=""))
+        frame(protocol.PlanRequest(generation=1, request_id=1, texts=(text,), labels=("",)))
 
 
 @pytest.mark.parametrize(

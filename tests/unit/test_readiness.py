@@ -29,12 +29,13 @@ class World:
     def __init__(self) -> None:
         self.time = 100.0
         self.wrong: dict[str, Exception] = {}
-        self.health = HEALTHY
+        self.ingest = self.query = HEALTHY
         self.asked: Counter[str] = Counter()
         self.hold: asyncio.Event | None = None
         self.gauge = ReadinessGauge(
             **{name: self.probe(name) for name in PROBES},
-            executor=lambda: self.health,
+            ingest=lambda: self.ingest,
+            query=lambda: self.query,
             clock=self,
             probe_seconds=PROBE_SECONDS,
             silence_seconds=SILENCE_SECONDS,
@@ -98,19 +99,39 @@ def test_a_failing_probe_flips_its_own_bit(name: str) -> None:
         ({"alive": False}, "the executor has ended"),
         ({"alive": False, "last_error": "signal 9"}, "signal 9"),
         ({"heartbeat_age_seconds": 5.1}, "no heartbeat for 5.1 seconds"),
-        ({"heartbeat_age_seconds": None}, "no heartbeat for None seconds"),
+        ({"heartbeat_age_seconds": None}, "no heartbeat yet"),
     ],
 )
-def test_the_executor_flips_tokenizer_and_model(changed: dict[str, Any], reason: str) -> None:
+def test_a_child_that_is_down_flips_what_it_does(changed: dict[str, Any], reason: str) -> None:
+    """The ingesting child plans, so the tokenizer goes with it; the one for queries takes the model alone."""
+
     async def scene() -> None:
         world = World()
-        world.health = msgspec.structs.replace(HEALTHY, **changed)
+        world.ingest = msgspec.structs.replace(HEALTHY, **changed)
         measured = await world.gauge.measure()
-        assert measured.reasons == {"tokenizer": reason, "model_executor": reason}
+        assert measured.reasons == {"tokenizer": reason, "model_executor": f"ingest child: {reason}"}
         assert measured.capabilities == Capabilities(
             ledger=True, storage=True, coordinator=True, search_index=True
         )
         assert (measured.ingestion_ready, measured.search_ready) == (True, False)
+
+        world = World()
+        world.query = msgspec.structs.replace(HEALTHY, **changed)
+        measured = await world.gauge.measure()
+        assert measured.reasons == {"model_executor": f"query child: {reason}"}
+        assert (measured.ingestion_ready, measured.search_ready) == (True, False)
+
+    run(scene())
+
+
+def test_a_tokenizer_file_that_is_gone_flips_the_tokenizer_alone() -> None:
+    async def scene() -> None:
+        world = World()
+        world.ingest = msgspec.structs.replace(HEALTHY, tokenizer_problem="it is gone")
+        measured = await world.gauge.measure()
+        assert measured.reasons == {"tokenizer": "it is gone"}
+        assert measured.capabilities.model_executor
+        assert not measured.search_ready
 
     run(scene())
 
@@ -118,7 +139,7 @@ def test_the_executor_flips_tokenizer_and_model(changed: dict[str, Any], reason:
 def test_a_heartbeat_at_the_limit_is_one() -> None:
     async def scene() -> None:
         world = World()
-        world.health = msgspec.structs.replace(HEALTHY, heartbeat_age_seconds=SILENCE_SECONDS)
+        world.ingest = world.query = msgspec.structs.replace(HEALTHY, heartbeat_age_seconds=SILENCE_SECONDS)
         assert (await world.gauge.measure()).search_ready
 
     run(scene())
@@ -180,7 +201,7 @@ def test_search_that_is_down_does_not_stop_ingestion() -> None:
     async def scene() -> None:
         world = World()
         world.wrong = {"search_index": SearchUnavailable("behind")}
-        world.health = msgspec.structs.replace(HEALTHY, ready=False)
+        world.ingest = world.query = msgspec.structs.replace(HEALTHY, ready=False)
         await world.gauge.require_ingestion()
 
     run(scene())

@@ -11,7 +11,7 @@ from muniment.core import replay
 from muniment.core.tables import Row
 from muniment.model.command import Command
 from muniment.model.journal import AnyUnit
-from muniment.model.operation import TERMINAL, State
+from muniment.model.operation import EXIT_KINDS, TERMINAL, State
 from muniment.ports.ledger import Handle, HeldRows, JournalRow, Reads, Reply, SealedUnit, attempt
 
 T = TypeVar("T")
@@ -102,12 +102,17 @@ class InMemoryRows:
     def events(self, operation_n: int, after: int, limit: int) -> list[Row]:
         return [row for row in self._all("event", operation_n=operation_n) if row["sequence"] > after][:limit]
 
-    def evidence(self, operation_n: int) -> list[Row]:
-        return self._all("evidence", operation_n=operation_n)
+    def evidence(self, operation_n: int, after: int = 0, limit: int | None = None) -> list[Row]:
+        found = self._all("evidence", operation_n=operation_n)
+        return [row for row in found if row["sequence"] > after][:limit]
 
     def last_evidence(self, operation_n: int) -> Row | None:
         found = self.evidence(operation_n)
         return found[-1] if found else None
+
+    def has_seen_end(self, operation_n: int, generation: int) -> bool:
+        found = self._all("evidence", operation_n=operation_n, generation=generation)
+        return any(row["kind"] in EXIT_KINDS for row in found)
 
     def last_generation(self) -> int:
         return max((row["generation"] for row in self.evidence(0)), default=0)
@@ -132,6 +137,10 @@ class InMemoryRows:
 
     def part(self, plan_n: int, part_index: int) -> Row | None:
         return self._get("part", plan_n, part_index)
+
+    def missing_parts(self, plan_n: int, after: int, limit: int) -> list[Row]:
+        planned = self._all("part", plan_n=plan_n, embedding_state="planned")
+        return [row for row in planned if row["part_index"] > after][:limit]
 
     def vectors(self, plan_n: int) -> list[Row]:
         return self._all("vector", plan_n=plan_n)

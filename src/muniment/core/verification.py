@@ -18,13 +18,11 @@ from muniment.core.lifecycle import TRANSITIONS
 from muniment.core.tables import TABLES, Key, Row
 from muniment.errors import Corrupt, InvariantBroken, Malformed
 from muniment.model import journal
-from muniment.model.operation import TERMINAL, Kind, State
+from muniment.model.operation import EXIT_KINDS, TERMINAL, Kind, State
 
 JOURNAL: Final = "journal_unit"
 STORE: Final = 0
 """The operation number under which store-wide evidence stands."""
-EXITS: Final = ("exit", "protocol")
-"""Kinds of evidence that count as an exit of the executor."""
 SHOWN_CHARS_MAX: Final = 60
 
 _STEPS: Final = frozenset((before, after) for (before, _), after in TRANSITIONS.items() if before != after)
@@ -237,7 +235,7 @@ def sequence(rows: Sequence[Row]) -> Iterator[Problem]:
 def _evidence(found: Found) -> Iterator[Problem]:
     row, rows = found.row, found.evidence
     yield from sequence(rows)
-    exits = [each for each in rows if each["kind"] in EXITS]
+    exits = [each for each in rows if each["kind"] in EXIT_KINDS]
     if len(rows) != row["executor_progress_seq"]:
         text = f"executor_progress_seq is {row['executor_progress_seq']}, of evidence there are {len(rows)}"
         yield _of(found, text)

@@ -37,6 +37,7 @@ from muniment.executor.protocol import (
     Heartbeat,
     Hello,
     Planned,
+    PlannedText,
     PlanRequest,
     Ready,
     Shutdown,
@@ -47,7 +48,7 @@ from muniment.executor.protocol import (
     read_to_child,
 )
 from muniment.model.plan import PlannedPart
-from muniment.ports.embedder import Embedder, SentenceStarts
+from muniment.ports.embedder import Advance, Embedder, SentenceStarts, unobserved
 
 Load = Callable[[Spec], tuple[Embedder, SentenceStarts]]
 
@@ -62,8 +63,8 @@ READ_BYTES: Final = 1 << 16
 
 def run(load: Load) -> NoReturn:
     """Serve the parent at the other end of stdin and stdout until it is gone or says Shutdown."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # Sent to the whole group, they are for the parent to decide.
     threading.excepthook = _thread_died
     _die_with_parent()
     source, wire = _claim_streams()
@@ -128,9 +129,12 @@ class Child:
         self._load = load
         self._writing = threading.Lock()
         self._working_on: int | None = None
+        self._progress = 0
+        self._embedder: Embedder | None = None
 
     def serve(self) -> NoReturn:
         """Heartbeat, load, say Ready, then answer requests one by one."""
+        os.nice(self._hello.spec.nice)
         threading.Thread(target=self._beat, name="executor-heartbeat", daemon=True).start()
         try:
             embedder, sentence_starts, tally = self._loaded()
@@ -161,6 +165,7 @@ class Child:
         tally = None if self._hello.spec.tally is None else _open_tally(self._hello.spec.tally)
         plan_text(embedder, sentence_starts, WARM_UP_TEXT, self._hello.spec.part_tokens_max)
         embedder.embed([WARM_UP_TEXT])
+        self._embedder = embedder
         return embedder, sentence_starts, tally
 
     def _answer(
@@ -174,16 +179,12 @@ class Child:
         try:
             if isinstance(request, PlanRequest):
                 limit = part_limit(embedder, self._hello.spec.part_tokens_max)
-                parts = plan_text(embedder, sentence_starts, request.text, limit)
-                return Planned(
-                    generation=generation,
-                    request_id=request_id,
-                    profile=planning.profile_name(limit),
-                    token_count=parts[-1].token_end,
-                    parts=parts,
-                )
+                plans = tuple(self._plan(embedder, sentence_starts, text, limit) for text in request.texts)
+                return Planned(generation=generation, request_id=request_id, plans=plans)
             vectors = row_bytes(
-                embedder.embed(request.texts), len(request.texts), embedder.identity.dimensions
+                embedder.embed(request.texts, self._advance),
+                len(request.texts),
+                embedder.identity.dimensions,
             )
         except ExecutorFailed as error:
             return Failed(generation=generation, request_id=request_id, error=str(error))
@@ -192,11 +193,27 @@ class Child:
             _append(tally, tally_lines(generation, request.labels))
         return Embedded(generation=generation, request_id=request_id, vectors=vectors)
 
+    def _plan(
+        self, embedder: Embedder, sentence_starts: SentenceStarts, text: str, limit: int
+    ) -> PlannedText:
+        parts = plan_text(embedder, sentence_starts, text, limit, self._advance)
+        return PlannedText(profile=planning.profile_name(limit), token_count=parts[-1].token_end, parts=parts)
+
+    def _advance(self) -> None:
+        self._progress += 1
+
     def _beat(self) -> None:
         pause = threading.Event()
         for sequence in itertools.count(1):
+            embedder = self._embedder
             self._send(
-                Heartbeat(generation=self._hello.generation, sequence=sequence, request_id=self._working_on)
+                Heartbeat(
+                    generation=self._hello.generation,
+                    sequence=sequence,
+                    request_id=self._working_on,
+                    progress=self._progress,
+                    tokenizer_problem=None if embedder is None else embedder.tokenizer_problem(),
+                )
             )
             pause.wait(self._hello.spec.heartbeat_seconds)
 
@@ -226,13 +243,17 @@ def part_limit(embedder: Embedder, part_tokens_max: int) -> int:
 
 
 def plan_text(
-    embedder: Embedder, sentence_starts: SentenceStarts, text: str, part_tokens_max: int
+    embedder: Embedder,
+    sentence_starts: SentenceStarts,
+    text: str,
+    part_tokens_max: int,
+    advance: Advance = unobserved,
 ) -> tuple[PlannedPart, ...]:
     """Tokenize, find sentences, and plan; all offsets become UTF-8 bytes of the text here."""
     byte_of = byte_offsets(text)
-    tokens = embedder.offsets(text)
+    tokens = embedder.offsets(text, advance)
     starts, ends = byte_of[tokens[:, 0]], byte_of[tokens[:, 1]]
-    sentences = byte_of[np.asarray(sentence_starts(text), dtype=np.int64)]
+    sentences = byte_of[np.asarray(sentence_starts(text, advance), dtype=np.int64)]
     # memoryview: a sequence of integers that needs no Python object for each of a million tokens.
     return planning.plan(int(byte_of[-1]), starts.data, ends.data, sentences.data, part_tokens_max)
 

@@ -14,7 +14,7 @@ import msgspec
 from muniment.errors import ExecutorProtocolBroken
 from muniment.model.plan import ModelIdentity, PlannedPart
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 HEADER_BYTES: Final = 4
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 """Longest frame: the plan of an 8 MiB text of nothing but punctuation, in parts of three tokens, fits."""
@@ -35,6 +35,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     part_tokens_max: int = 64
     heartbeat_seconds: float = 0.5
+    nice: int = 0
+    """How far the child steps back for other processes."""
     tally: str | None = None
 
 
@@ -52,11 +54,11 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class PlanRequest(_Message, frozen=True, kw_only=True, tag="plan"):
-    """Plan one text; answered by Planned or Failed."""
+    """Plan texts; answered by Planned or Failed. A label names its text in logs."""
 
     request_id: int
-    text: str
-    label: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
 
 
 class EmbedRequest(_Message, frozen=True, kw_only=True, tag="embed"):
@@ -85,15 +87,25 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Counts the heartbeats of this child from 1."""
     request_id: int | None
     """What is being computed."""
+    progress: int
+    """Units of work that this child has done: only a rising number is progress, a heartbeat alone is none."""
+    tokenizer_problem: str | None
+    """Why a child that is started now could not load its tokenizer."""
 
 
-class Planned(_Message, frozen=True, kw_only=True, tag="planned"):
-    """The parts of a text."""
+class PlannedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """The plan of one text."""
 
-    request_id: int
     profile: str
     token_count: int
     parts: tuple[PlannedPart, ...]
+
+
+class Planned(_Message, frozen=True, kw_only=True, tag="planned"):
+    """One plan a text, in order."""
+
+    request_id: int
+    plans: tuple[PlannedText, ...]
 
 
 class Embedded(_Message, frozen=True, kw_only=True, tag="embedded"):

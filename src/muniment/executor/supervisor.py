@@ -1,17 +1,17 @@
-"""The executor as the stages see it, kept alive: one child, one request at a time, a new one after each exit.
+"""The executor as the stages see it, kept alive: one child, few requests at a time, a new one after each end.
 
-What happens to a child is reported, never judged. A request that was sent to a child that ended raises, and
-its caller decides; a request that was not sent yet waits for the next generation. Queries go before
-ingestion.
+What happens to a child is reported, never judged. Requests that were with a child that ended raise, and
+their callers decide; a request that was not sent yet waits for the next generation. A child that makes no
+progress is ended (``executor.watchdog``).
 """
 
 import asyncio
 import contextlib
-import heapq
 import itertools
 import signal
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
@@ -23,21 +23,26 @@ from muniment.errors import (
     ExecutorFailed,
     ExecutorFault,
     ExecutorProtocolBroken,
+    ExecutorStalled,
     InvariantBroken,
     Unavailable,
 )
-from muniment.executor import protocol
+from muniment.executor import protocol, watchdog
 from muniment.executor.protocol import FrameDecoder, Spec
 from muniment.model.plan import ModelIdentity
-from muniment.ports.executor import Embedded, ExecutorHealth, Plan
+from muniment.ports.executor import Embedded, ExecutorHealth, Planned
 
-QUERY: Final = 0
-INGESTION: Final = 1
 BACKOFF_SECONDS_MIN: Final = 0.1
 STOP_SECONDS: Final = 2.0
 """Time that a child gets to end by itself, after Shutdown or after it closed its output."""
 READ_BYTES: Final = 1 << 18
 VECTOR_ITEM_BYTES: Final = 4
+TICK_SECONDS_MAX: Final = 1.0
+TICKS_OF_STALL: Final = 20
+"""The watchdog looks so many times within the stall budget, and at least once a second."""
+
+Role = Literal["ingest", "query"]
+Kind = Literal["started", "ready", "exited", "stalled", "protocol_broken"]
 
 T = TypeVar("T")
 
@@ -45,11 +50,12 @@ T = TypeVar("T")
 class ExecutorEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened to a child.
 
-    Each generation has ``started`` first, at most one ``ready``, and ends with exactly one of ``exited`` and
-    ``protocol_broken``. One that could not even be spawned has ``exited`` alone.
+    Each generation has ``started`` first, at most one ``ready``, and ends with exactly one of ``exited``,
+    ``stalled`` and ``protocol_broken``. One that could not even be spawned has ``exited`` alone.
     """
 
-    kind: Literal["started", "ready", "exited", "protocol_broken"]
+    kind: Kind
+    role: Role
     generation: int
     pid: int | None
     message: str
@@ -74,18 +80,11 @@ class _Call(Generic[T]):
     """A request on its way: what is sent, who waits, and how an answer becomes a result."""
 
     def __init__(
-        self,
-        priority: int,
-        message: protocol.Request,
-        result: Callable[[protocol.Answer, ModelIdentity], T],
+        self, message: protocol.Request, result: Callable[[protocol.Answer, ModelIdentity], T]
     ) -> None:
-        self.priority = priority
         self.message = message
         self.result = result
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def __lt__(self, other: "_Call[Any]") -> bool:
-        return (self.priority, self.message.request_id) < (other.priority, other.message.request_id)
 
     def settle(self, answer: protocol.Answer, identity: ModelIdentity) -> bool:
         """Give the answer to the caller, unless that one has gone; True when the request was done.
@@ -108,21 +107,21 @@ class _Call(Generic[T]):
 
 
 class _Queue:
-    """Calls that were not sent yet: queries first, then in the order in which they came."""
+    """Calls that were not sent yet, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Call[Any]] = []
+        self._waiting: deque[_Call[Any]] = deque()
         self._filled = asyncio.Event()
 
     def put(self, call: _Call[Any]) -> None:
-        heapq.heappush(self._waiting, call)
+        self._waiting.append(call)
         self._filled.set()
 
     async def get(self) -> _Call[Any]:
         """The next call whose caller still waits. Cancelling loses no call: none is taken before a wait."""
         while True:
             while self._waiting:
-                call = heapq.heappop(self._waiting)
+                call = self._waiting.popleft()
                 if not call.future.done():
                     return call
             self._filled.clear()
@@ -146,11 +145,15 @@ class _Child:
         self.stdout = process.stdout
         self.identity: ModelIdentity | None = None
         self.ready = asyncio.Event()
-        self.idle = asyncio.Event()
-        self.in_flight: _Call[Any] | None = None
+        self.answered = asyncio.Event()
+        self.in_flight: deque[_Call[Any]] = deque()
+        """Requests that are with the child, in the order in which it has to answer."""
+        self.watch = watchdog.Watch()
+        self.tokenizer_problem: str | None = None
         self.last_frame: float | None = None
         self.reason: str | None = None
         """Why the child or this supervisor ended it, where the exit status does not say it all."""
+        self.stalled = False
 
     def kill(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -185,25 +188,31 @@ class NextGeneration(Protocol):
 
 
 class Supervisor:
-    """Implements ``ports.executor.Executor`` over one child process."""
+    """Implements ``ports.executor.Executor`` and ``QueryEmbedder``, each over one child process."""
 
     def __init__(
         self,
         argv: Sequence[str],
         spec: Spec,
         *,
+        role: Role,
+        requests_max: int,
         next_generation: NextGeneration,
         observe: Callable[[ExecutorEvent], None],
         startup_seconds: float,
+        stall_seconds: float,
         backoff_seconds_max: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing starts here. ``observe`` is called on the event loop and must not wait."""
         self._argv = tuple(argv)
         self._spec = spec
+        self._role = role
+        self._requests_max = requests_max
         self._next_generation = next_generation
         self._observe = observe
         self._startup_seconds = startup_seconds
+        self._stall_seconds = stall_seconds
         self._backoff_seconds_max = backoff_seconds_max
         self._clock = clock
         self._request_ids = itertools.count(1)
@@ -244,43 +253,41 @@ class Supervisor:
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    async def plan(self, text: str, *, label: str) -> Plan:
-        """Plan one source; the answer is checked against the length of the text before it is believed."""
-        byte_length = len(text.encode("utf-8"))
+    @property
+    def requests_max(self) -> int:
+        """Requests that are with the child at one time."""
+        return self._requests_max
 
-        def result(answer: protocol.Answer, identity: ModelIdentity) -> Plan:
+    async def plan(self, texts: Sequence[str], *, labels: Sequence[str]) -> tuple[Planned, ...]:
+        """Plan sources; each answer is checked against the length of its text before it is believed."""
+        if len(texts) != len(labels):
+            raise InvariantBroken(f"{len(texts)} texts with {len(labels)} labels")
+        byte_lengths = [len(text.encode("utf-8")) for text in texts]
+
+        def result(answer: protocol.Answer, identity: ModelIdentity) -> tuple[Planned, ...]:
             if not isinstance(answer, protocol.Planned):
                 raise ExecutorProtocolBroken(f"{type(answer).__name__} answers a plan request")
-            try:
-                planning.verify(answer.parts, byte_length)
-            except InvariantBroken as error:
-                raise ExecutorProtocolBroken(f"the plan is broken: {error}") from error
-            if answer.token_count != answer.parts[-1].token_end:
-                raise ExecutorProtocolBroken(
-                    f"{answer.token_count} tokens in a plan to {answer.parts[-1].token_end}"
-                )
-            return Plan(
-                generation=answer.generation,
-                model=identity,
-                profile=answer.profile,
-                token_count=answer.token_count,
-                parts=answer.parts,
+            if len(answer.plans) != len(byte_lengths):
+                raise ExecutorProtocolBroken(f"{len(answer.plans)} plans for {len(byte_lengths)} texts")
+            return tuple(
+                believed(plan, byte_length, answer.generation, identity)
+                for plan, byte_length in zip(answer.plans, byte_lengths, strict=True)
             )
 
         message = protocol.PlanRequest(
-            generation=0, request_id=next(self._request_ids), text=text, label=label
+            generation=0, request_id=next(self._request_ids), texts=tuple(texts), labels=tuple(labels)
         )
-        return await self._ask(_Call(INGESTION, message, result))
+        return await self._ask(_Call(message, result))
 
     async def embed(self, texts: Sequence[str], *, labels: Sequence[str]) -> Embedded:
         """Embed parts; one label a text."""
         if len(texts) != len(labels):
             raise InvariantBroken(f"{len(texts)} texts with {len(labels)} labels")
-        return await self._embed(INGESTION, tuple(texts), tuple(labels))
+        return await self._embed(tuple(texts), tuple(labels))
 
     async def embed_query(self, text: str) -> Embedded:
-        """Embed one query, ahead of all ingestion requests that were not sent yet."""
-        return await self._embed(QUERY, (text,), ())
+        """Embed one query."""
+        return await self._embed((text,), ())
 
     async def identity(self) -> ModelIdentity:
         """The identity of the first child that became ready. A later child with another one is ended."""
@@ -299,9 +306,10 @@ class Supervisor:
             ready=child is not None and child.ready.is_set(),
             heartbeat_age_seconds=None if last_frame is None else max(0.0, self._clock() - last_frame),
             last_error=self._last_error,
+            tokenizer_problem=None if child is None else child.tokenizer_problem,
         )
 
-    async def _embed(self, priority: int, texts: tuple[str, ...], labels: tuple[str, ...]) -> Embedded:
+    async def _embed(self, texts: tuple[str, ...], labels: tuple[str, ...]) -> Embedded:
         def result(answer: protocol.Answer, identity: ModelIdentity) -> Embedded:
             if not isinstance(answer, protocol.Embedded):
                 raise ExecutorProtocolBroken(f"{type(answer).__name__} answers an embed request")
@@ -315,7 +323,7 @@ class Supervisor:
         message = protocol.EmbedRequest(
             generation=0, request_id=next(self._request_ids), texts=texts, labels=labels
         )
-        return await self._ask(_Call(priority, message, result))
+        return await self._ask(_Call(message, result))
 
     async def _ask(self, call: _Call[T]) -> T:
         if self._stopping.is_set():
@@ -390,27 +398,25 @@ class Supervisor:
             self._bury(child, status, broken)
 
     def _bury(self, child: _Child, status: int, broken: ExecutorProtocolBroken | None) -> None:
-        """Report the end and fail the one request that was in flight in this child."""
+        """Report the end and fail the requests that were with this child."""
         generation, pid = child.generation, child.process.pid
         text = exit_text(status) if child.reason is None else f"{exit_text(status)}: {child.reason}"
         fault: ExecutorFault = ExecutorExited(text, generation)
         if broken is not None:
             text = str(broken)
             fault = ExecutorProtocolBroken(text, generation)
-        self._report("protocol_broken" if broken is not None else "exited", generation, pid, text)
-        if child.in_flight is not None:
-            child.in_flight.fail(fault)
+        elif child.stalled:
+            text = child.reason or text
+            fault = ExecutorStalled(text, generation)
+        kind: Kind = "protocol_broken" if broken is not None else "stalled" if child.stalled else "exited"
+        self._report(kind, generation, pid, text)
+        for call in child.in_flight:
+            call.fail(fault)
 
-    def _report(
-        self,
-        kind: Literal["started", "ready", "exited", "protocol_broken"],
-        generation: int,
-        pid: int | None,
-        text: str,
-    ) -> None:
-        if kind in ("exited", "protocol_broken") and not self._stopping.is_set():
+    def _report(self, kind: Kind, generation: int, pid: int | None, text: str) -> None:
+        if kind not in ("started", "ready") and not self._stopping.is_set():
             self._last_error = text
-        self._observe(ExecutorEvent(kind=kind, generation=generation, pid=pid, message=text))
+        self._observe(ExecutorEvent(kind=kind, role=self._role, generation=generation, pid=pid, message=text))
 
     def _shut_down(self, child: _Child) -> None:
         if not child.stdin.is_closing():
@@ -427,15 +433,33 @@ class Supervisor:
                 sender = group.create_task(
                     self._send_requests(child), name=f"executor-sender-{child.generation}"
                 )
+                guard = group.create_task(self._guard(child), name=f"executor-watchdog-{child.generation}")
                 try:
                     return await self._receive(child, startup)
                 finally:
                     sender.cancel()
+                    guard.cancel()
         finally:
             startup.cancel()
 
+    async def _guard(self, child: _Child) -> None:
+        """End the child when it stands still. Startup has its own budget and is not watched."""
+        await child.ready.wait()
+        tick = min(TICK_SECONDS_MAX, self._stall_seconds / TICKS_OF_STALL)
+        while True:
+            before = self._clock()
+            await asyncio.sleep(tick)
+            child.watch = watchdog.passed(
+                child.watch, self._clock() - before, tick_seconds=tick, busy=bool(child.in_flight)
+            )
+            reason = watchdog.stalled(child.watch, self._stall_seconds)
+            if reason is not None and not self._stopping.is_set():
+                child.stalled = True
+                child.kill(reason)
+                return
+
     async def _send_requests(self, child: _Child) -> None:
-        """Say Hello, then send one request after the other, each once the one before is answered."""
+        """Say Hello, then send requests, so that no more than allowed are with the child."""
         try:
             hello = protocol.Hello(
                 generation=child.generation, protocol=protocol.PROTOCOL_VERSION, spec=self._spec
@@ -444,6 +468,9 @@ class Supervisor:
             await child.stdin.drain()
             await child.ready.wait()
             while not self._stopping.is_set():
+                while len(child.in_flight) >= self._requests_max:
+                    child.answered.clear()
+                    await child.answered.wait()
                 await self._send_one(child, await self._queue.get())
         except (BrokenPipeError, ConnectionResetError):
             return  # the child is ending; the receiver sees the end of its output
@@ -455,11 +482,9 @@ class Supervisor:
             # Too long for a frame: nothing was sent, and no later child could take it.
             call.fail(ExecutorFailed(str(error), child.generation))
             return
-        child.in_flight = call
-        child.idle.clear()
+        child.in_flight.append(call)
         child.stdin.write(data)
         await child.stdin.drain()
-        await child.idle.wait()
 
     async def _receive(self, child: _Child, startup: asyncio.TimerHandle) -> ExecutorProtocolBroken | None:
         decoder = FrameDecoder()
@@ -477,7 +502,8 @@ class Supervisor:
         child.last_frame = self._clock()
         match message:
             case protocol.Heartbeat():
-                pass
+                child.watch = watchdog.heard(child.watch, message.progress)
+                child.tokenizer_problem = message.tokenizer_problem
             case protocol.Ready():
                 self._take_ready(child, message)
                 startup.cancel()
@@ -504,10 +530,30 @@ class Supervisor:
         self._report("ready", child.generation, child.process.pid, message.identity.name)
 
     def _take_answer(self, child: _Child, message: protocol.Answer) -> None:
-        call = child.in_flight
+        call = child.in_flight[0] if child.in_flight else None
         if call is None or child.identity is None or call.message.request_id != message.request_id:
-            raise ExecutorProtocolBroken(f"an answer to request {message.request_id}, which is not in flight")
+            raise ExecutorProtocolBroken(f"an answer to request {message.request_id}, whose turn it is not")
         if call.settle(message, child.identity):
             self._failures = 0
-        child.in_flight = None
-        child.idle.set()
+        child.in_flight.popleft()
+        child.watch = watchdog.heard(child.watch, None)
+        child.answered.set()
+
+
+def believed(
+    plan: protocol.PlannedText, byte_length: int, generation: int, identity: ModelIdentity
+) -> Planned:
+    """A plan that covers its text exactly. Raises ``ExecutorProtocolBroken`` for any other."""
+    try:
+        planning.verify(plan.parts, byte_length)
+    except InvariantBroken as error:
+        raise ExecutorProtocolBroken(f"the plan is broken: {error}") from error
+    if plan.token_count != plan.parts[-1].token_end:
+        raise ExecutorProtocolBroken(f"{plan.token_count} tokens in a plan to {plan.parts[-1].token_end}")
+    return Planned(
+        generation=generation,
+        model=identity,
+        profile=plan.profile,
+        token_count=plan.token_count,
+        parts=plan.parts,
+    )

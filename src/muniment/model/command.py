@@ -64,7 +64,7 @@ class SavePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Mark parts indexed together with their vectors, float32 little-endian rows."""
+    """Mark parts indexed together with their vectors, float32 little-endian rows. Reply: ``Standing``."""
 
     n: int
     plan: int
@@ -86,7 +86,7 @@ class RecordExit(msgspec.Struct, frozen=True, kw_only=True):
 
     n: int
     kind: str
-    """``exit``, ``protocol`` (both count as an exit) or ``failure`` (the child lives)."""
+    """``exit``, ``stall``, ``protocol`` (each counts as an exit) or ``failure`` (the child lives)."""
     generation: int
     message: str
     now: int
@@ -127,6 +127,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     n: int
     state: State
+    fenced: bool = False
+    """Whether it came from an older generation than the operation has seen, and so changed nothing."""
 
 
 Command = (

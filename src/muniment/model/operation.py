@@ -85,3 +85,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     detail: Any
     executor_generation: int
     occurred_at: str
+
+
+EXIT_KINDS: Final = ("exit", "stall", "protocol")
+"""Evidence of an operation that a child had ended while it held something of it; each counts as an exit."""

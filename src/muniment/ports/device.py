@@ -63,6 +63,10 @@ class Device(Protocol):
         """
         ...
 
+    def clear(self) -> None:
+        """Forget everything; the position is 0 again."""
+        ...
+
     def probe(self) -> None:
         """Find the newest memory by a vector of its own, else raise ``SearchUnavailable``."""
         ...

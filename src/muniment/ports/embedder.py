@@ -1,12 +1,19 @@
 """What the executor child needs of a model: who it is, where its tokens lie, and vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muniment.model.plan import ModelIdentity
+
+Advance = Callable[[], None]
+"""Called whenever a piece of the work is done, so that slow work can be told from work that stands still."""
+
+
+def unobserved() -> None:
+    """Nobody follows the work."""
 
 
 class Embedder(Protocol):
@@ -26,7 +33,14 @@ class Embedder(Protocol):
         """Most tokens of a planned part for this model, special tokens not counted."""
         ...
 
-    def offsets(self, text: str) -> NDArray[np.int64]:
+    def tokenizer_problem(self) -> str | None:
+        """Why loading the tokenizer again would fail now; None while it would not.
+
+        Cheap, and called from another thread than the rest.
+        """
+        ...
+
+    def offsets(self, text: str, advance: Advance = unobserved) -> NDArray[np.int64]:
         """Shape (n, 2): the half-open code point range of each token, special tokens left out.
 
         Starts never fall. The same text gives the same offsets; time and memory grow linearly with its
@@ -34,7 +48,7 @@ class Embedder(Protocol):
         """
         ...
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], advance: Advance = unobserved) -> NDArray[np.float32]:
         """Shape (len(texts), dimensions): finite rows of length 1, in the order of the texts.
 
         A text that is longer than the model can read is refused with ``ExecutorFailed``, never cut.
@@ -45,6 +59,6 @@ class Embedder(Protocol):
 class SentenceStarts(Protocol):
     """Where sentences begin."""
 
-    def __call__(self, text: str) -> Sequence[int]:
+    def __call__(self, text: str, advance: Advance = unobserved) -> Sequence[int]:
         """Rising code point offsets, the one at 0 left out or not; deterministic, in linear time."""
         ...

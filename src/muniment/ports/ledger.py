@@ -96,12 +96,16 @@ class Reads(Protocol):
         """Events with a sequence greater than ``after``, in order."""
         ...
 
-    def evidence(self, operation_n: int) -> list[Row]:
-        """The evidence of an operation, or of the store (0), in order."""
+    def evidence(self, operation_n: int, after: int = 0, limit: int | None = None) -> list[Row]:
+        """The evidence of an operation, or of the store (0), beyond sequence ``after``, in order."""
         ...
 
     def last_evidence(self, operation_n: int) -> Row | None:
         """The newest evidence of an operation, or of the store (0)."""
+        ...
+
+    def has_seen_end(self, operation_n: int, generation: int) -> bool:
+        """Whether the evidence of an operation holds the exit, stall or protocol fault of a generation."""
         ...
 
     def last_generation(self) -> int:
@@ -134,6 +138,10 @@ class Reads(Protocol):
 
     def part(self, plan_n: int, part_index: int) -> Row | None:
         """One part of a plan."""
+        ...
+
+    def missing_parts(self, plan_n: int, after: int, limit: int) -> list[Row]:
+        """The next parts of a plan that are not indexed, with an index greater than ``after``, in order."""
         ...
 
     def vectors(self, plan_n: int) -> list[Row]:

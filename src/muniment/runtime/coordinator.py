@@ -1,8 +1,8 @@
 """The coordinator drives every unfinished operation to its end, after a start and while the server runs.
 
-It follows the journal, asks ``core.schedule`` what is due, and runs the stages for it. Recovery is the same
-path: what the ledger holds is loaded, minus what is saved already. An executor fault
-becomes evidence and the operation goes on; only the ledger decides how an operation ends (ruling 8).
+It follows the journal and asks ``core.schedule`` what is due. Task operations it carries out itself, so that
+they never wait for a model; memories go to ``runtime.ingestion``. Recovery is the same path: what the ledger
+holds is loaded, minus what is saved already. Only the ledger decides how an operation ends (ruling 8).
 """
 
 import asyncio
@@ -14,35 +14,24 @@ import structlog
 
 from muniment.core.dependencies import turns
 from muniment.core.schedule import Schedule, Unfinished, Verb, Work
-from muniment.errors import (
-    ExecutorExited,
-    ExecutorFailed,
-    ExecutorProtocolBroken,
-    InvariantBroken,
-    LedgerUnavailable,
-    OutcomeUnknown,
-    StorageFull,
-)
+from muniment.errors import InvariantBroken, LedgerUnavailable, OutcomeUnknown, StorageFull
 from muniment.model import command, journal
 from muniment.model.operation import Kind, State
 from muniment.ports.clock import Clock
-from muniment.ports.executor import Executor
 from muniment.ports.ledger import Ledger, Reads, SealedUnit
-from muniment.stages import commit, execute, plan
+from muniment.runtime.ingestion import Pipeline
 
 RETRY_SECONDS_MIN: Final = 0.25
 RETRY_SECONDS_MAX: Final = 60.0
-MESSAGE_CHARACTERS_MAX: Final = 2000
 
 log = structlog.get_logger("coordinator")
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How much the coordinator does at one time."""
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How many memories may be in work at one time."""
 
     operations_in_flight_max: int
-    embed_batch_tokens_max: int
-    parts_max: int
+    operations_stuck_max: int
 
 
 def retry_seconds(failures: int) -> float:
@@ -84,16 +73,16 @@ class Coordinator:
     def __init__(
         self,
         ledger: Ledger,
-        executor: Executor,
+        ingestion: Pipeline,
         clock: Clock,
-        pace: Pace,
+        room: Room,
         *,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._ledger = ledger
-        self._executor = executor
+        self._ingestion = ingestion
         self._clock = clock
-        self._pace = pace
+        self._room = room
         self._on_fatal = on_fatal
         self._schedule = Schedule()
         self._wake = asyncio.Event()
@@ -104,7 +93,7 @@ class Coordinator:
         self._begun: dict[int, Work] = {}
         """The last work that was begun on each operation."""
         self._model_checked = asyncio.Event()
-        self._stopping = False
+        ingestion.on_change = self._wake.set
         ledger.subscribe(self._observe)
 
     async def recover(self) -> int:
@@ -125,17 +114,23 @@ class Coordinator:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                room = self._pace.operations_in_flight_max if self._model_checked.is_set() else 0
-                for work in self._schedule.due(room):
+                for work in self._schedule.due(self._memories_max()):
                     self._begin(work)
                 self._rounds += 1
                 self._round_done.set()
                 self._round_done = asyncio.Event()
         finally:
-            self._stopping = True
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._ingestion.stop()
+
+    def _memories_max(self) -> int:
+        """Stuck memories take no place from others, up to a bound: beyond it something is wrong for all."""
+        if not self._model_checked.is_set():
+            return 0
+        stuck = min(self._ingestion.stuck(), self._room.operations_stuck_max)
+        return self._room.operations_in_flight_max + stuck
 
     async def ping(self) -> None:
         """Return once the coordinator has gone through one whole round: it works, and is not just there."""
@@ -154,6 +149,7 @@ class Coordinator:
                 attributes = msgspec.json.decode(each.held["attribute", (each.unit.object,)]["bytes"])
             self._schedule.observe(each.unit, attributes)
             if isinstance(each.unit, journal.Commit | journal.Reject):
+                self._ingestion.ended(each.unit.n)
                 self._begun.pop(each.unit.n, None)
                 self._failures.pop(each.unit.n, None)
         self._wake.set()
@@ -162,6 +158,9 @@ class Coordinator:
 
     def _begin(self, work: Work) -> None:
         self._begun[work.n] = work
+        if work.verb is Verb.REMEMBER:
+            self._ingestion.admit(work.n)
+            return
         task = asyncio.create_task(self._do(work), name=f"{work.verb}-{work.n}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -172,73 +171,17 @@ class Coordinator:
             self._on_fatal(error)
 
     async def _do(self, work: Work) -> None:
+        now = self._clock.now_us()
         try:
-            await self._step(work)
-        except (ExecutorExited, ExecutorProtocolBroken) as fault:
-            if self._stopping:
-                return
-            kind = "protocol" if isinstance(fault, ExecutorProtocolBroken) else "exit"
-            # The supervisor waits before a new child, so this operation need not wait as well.
-            await self._record(work.n, kind, fault.generation, str(fault))
-            self._again(work)
-        except ExecutorFailed as fault:
-            await self._record(work.n, "failure", fault.generation, str(fault))
-            self._later(work)
+            if work.verb is Verb.ADVANCE:
+                await self._ledger.write(command.Advance(n=work.n, now=now))
+            else:
+                await self._ledger.write(command.Apply(n=work.n, now=now))
         except (StorageFull, LedgerUnavailable) as error:
             log.warning("operation waits for the ledger", operation=work.n, reason=str(error))
             self._later(work)
         except OutcomeUnknown:
             return  # The ledger has said so itself; the process is about to end.
-        else:
-            if work.verb is Verb.REMEMBER and self._is_open(work):
-                # Nothing failed and it has not ended: a plan of an older generation was not taken, say.
-                self._later(work)
-
-    async def _step(self, work: Work) -> None:
-        now = self._clock.now_us()
-        match work.verb:
-            case Verb.ADVANCE:
-                await self._ledger.write(command.Advance(n=work.n, now=now))
-            case Verb.APPLY:
-                await self._ledger.write(command.Apply(n=work.n, now=now))
-            case Verb.REMEMBER:
-                await self._remember(work.n)
-
-    async def _remember(self, n: int) -> None:
-        """The path of a memory: plan, execute, index, commit."""
-        source = await plan.load(self._ledger, n)
-        try:
-            planned = await plan.plan(
-                source, self._ledger, self._executor, self._clock, parts_max=self._pace.parts_max
-            )
-        except plan.TooManyParts as error:
-            await commit.refuse(n, self._ledger, self._clock, error=str(error), reason="too_many_parts")
-            return
-        if planned is None:
-            return
-        await execute.execute(
-            source,
-            planned,
-            self._ledger,
-            self._executor,
-            self._clock,
-            tokens_max=self._pace.embed_batch_tokens_max,
-        )
-        await commit.commit(n, self._ledger, self._clock)
-
-    async def _record(self, n: int, kind: str, generation: int, message: str) -> None:
-        try:
-            await self._ledger.write(
-                command.RecordExit(
-                    n=n,
-                    kind=kind,
-                    generation=generation,
-                    message=message[:MESSAGE_CHARACTERS_MAX],
-                    now=self._clock.now_us(),
-                )
-            )
-        except (StorageFull, LedgerUnavailable) as error:
-            log.warning("executor evidence could not be written", operation=n, kind=kind, reason=str(error))
 
     def _later(self, work: Work) -> None:
         if self._is_open(work):

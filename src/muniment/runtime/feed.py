@@ -2,7 +2,7 @@
 
 At a start it loads every committed memory in pages; afterwards it follows the journal. Both read the same
 delta. The device's position never passes what the journal holds, and recall waits for it or says that it is
-behind.
+behind. A device that has lost something, or does not find what it holds, is filled again from the ledger.
 """
 
 import asyncio
@@ -36,6 +36,8 @@ class Feed:
         self._pending: list[int] = []
         self._reached = 0
         self._loaded = False
+        self._held = 0
+        """Memories that the device was given and took."""
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
         ledger.subscribe(self._observe)
@@ -64,7 +66,7 @@ class Feed:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                await self._persist(self._catch_up)
+                await self._persist(self._catch_up if self._loaded else self._load)
         finally:
             self._applier.shutdown(wait=True)
             self._searcher.shutdown(wait=True)
@@ -80,6 +82,8 @@ class Feed:
                 return
 
     async def _load(self) -> None:
+        self._device.clear()
+        self._held = 0
         position, _ = await self._ledger.read(lambda reads: reads.head())
         after = 0
         while True:
@@ -102,7 +106,9 @@ class Feed:
         await self._apply([], reached)
 
     async def _apply(self, deltas: list[MemoryDelta], position: int) -> None:
+        before, _ = self._device.count()
         await asyncio.get_running_loop().run_in_executor(self._applier, self._device.apply, deltas, position)
+        self._held += self._device.count()[0] - before
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -110,7 +116,27 @@ class Feed:
         """Raise SearchUnavailable unless the device is loaded and finds what it holds."""
         if not self._loaded:
             raise SearchUnavailable("the search index is loading")
-        await asyncio.get_running_loop().run_in_executor(self._searcher, self._device.probe)
+        self._check_whole()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._searcher, self._device.probe)
+        except SearchUnavailable:
+            self._fill_again()
+            raise
+
+    def _check_whole(self) -> None:
+        """Raise SearchUnavailable if the device holds less than it was given: it would find less."""
+        memories, _ = self._device.count()
+        if memories < self._held:
+            lost = self._held - memories
+            self._fill_again()
+            raise SearchUnavailable(
+                f"search unavailable: the search index lost {lost} memories and is loading"
+            )
+
+    def _fill_again(self) -> None:
+        log.warning("the search index is filled again")
+        self._loaded = False
+        self._wake.set()
 
     async def reach(self, position: int, seconds: float) -> None:
         """Wait until the device has everything up to ``position``; raises SearchUnavailable after a while."""
@@ -123,7 +149,8 @@ class Feed:
             raise SearchUnavailable(f"search unavailable: the search index is {state}") from None
 
     async def search(self, query: bytes, eligible: Eligible, limit: int) -> tuple[Hit, ...]:
-        """Search the current snapshot."""
+        """Search the current snapshot. Raises SearchUnavailable when that has lost something."""
+        self._check_whole()
         return await asyncio.get_running_loop().run_in_executor(
             self._searcher, self._device.search, query, eligible, limit
         )

@@ -15,7 +15,7 @@ from muniment.ports.executor import ExecutorHealth
 
 STALE_SECONDS: Final = 5.0
 """A measurement that is older than this is not used for anything."""
-PROBE_TIMEOUT_SECONDS: Final = 3.0
+PROBE_TIMEOUT_SECONDS: Final = 2.0
 
 Probe = Callable[[], Awaitable[None]]
 
@@ -30,7 +30,8 @@ class ReadinessGauge:
         storage: Probe,
         coordinator: Probe,
         search_index: Probe,
-        executor: Callable[[], ExecutorHealth],
+        ingest: Callable[[], ExecutorHealth],
+        query: Callable[[], ExecutorHealth],
         clock: Clock,
         probe_seconds: float,
         silence_seconds: float,
@@ -42,7 +43,8 @@ class ReadinessGauge:
             "coordinator": coordinator,
             "search_index": search_index,
         }
-        self._executor = executor
+        self._ingest = ingest
+        self._query = query
         self._clock = clock
         self._probe_seconds = probe_seconds
         self._silence_seconds = silence_seconds
@@ -93,7 +95,7 @@ class ReadinessGauge:
                 strict=True,
             )
         )
-        reasons |= _executor_reasons(self._executor(), self._silence_seconds)
+        reasons |= _executor_reasons(self._ingest(), self._query(), self._silence_seconds)
         wrong = {name: reason for name, reason in reasons.items() if reason is not None}
         self._last = Readiness(
             capabilities=Capabilities(**{name: reason is None for name, reason in reasons.items()}),
@@ -115,14 +117,25 @@ async def _reason(probe: Probe) -> str | None:
     return None
 
 
-def _executor_reasons(health: ExecutorHealth, silence_seconds: float) -> dict[str, str | None]:
+def _executor_reasons(
+    ingest: ExecutorHealth, query: ExecutorHealth, silence_seconds: float
+) -> dict[str, str | None]:
+    """The tokenizer plans in the ingesting child; the model executor is both children."""
+    down = {"ingest": _down(ingest, silence_seconds), "query": _down(query, silence_seconds)}
+    problems = [f"{role} child: {reason}" for role, reason in down.items() if reason is not None]
+    return {
+        "tokenizer": down["ingest"] or ingest.tokenizer_problem or query.tokenizer_problem,
+        "model_executor": "; ".join(problems) or None,
+    }
+
+
+def _down(health: ExecutorHealth, silence_seconds: float) -> str | None:
     """A child has used tokenizer and model once before it says ready; heartbeats say that it lives."""
     if not health.ready:
-        reason = health.last_error or "the model is loading"
-        return {"tokenizer": reason, "model_executor": reason}
+        return health.last_error or "the model is loading"
     if not health.alive:
-        reason = health.last_error or "the executor has ended"
-        return {"tokenizer": reason, "model_executor": reason}
+        return health.last_error or "the executor has ended"
     age = health.heartbeat_age_seconds
-    silent = None if age is not None and age <= silence_seconds else f"no heartbeat for {age} seconds"
-    return {"tokenizer": silent, "model_executor": silent}
+    if age is None:
+        return "no heartbeat yet"
+    return None if age <= silence_seconds else f"no heartbeat for {age:.1f} seconds"

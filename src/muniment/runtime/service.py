@@ -21,7 +21,7 @@ from muniment.model.operation import Receipt
 from muniment.model.readiness import Readiness
 from muniment.model.recall import RecallRequest
 from muniment.ports.clock import Clock, Entropy
-from muniment.ports.executor import Executor
+from muniment.ports.executor import QueryEmbedder
 from muniment.ports.ledger import Ledger, Reads
 from muniment.runtime.feed import Feed
 from muniment.runtime.follow import Followers
@@ -56,7 +56,7 @@ class Service:
         config: Config,
         *,
         ledger: Ledger,
-        executor: Executor,
+        queries: QueryEmbedder,
         feed: Feed,
         followers: Followers,
         gauge: ReadinessGauge,
@@ -66,7 +66,7 @@ class Service:
     ) -> None:
         self.config = config
         self._ledger = ledger
-        self._executor = executor
+        self._queries = queries
         self._feed = feed
         self._followers = followers
         self._gauge = gauge
@@ -162,7 +162,7 @@ class Service:
 
     async def recall(self, request: RecallRequest) -> dict[str, Any]:
         """The best memories for a query. Raises SearchUnavailable with the reason while it cannot search."""
-        health = self._executor.health()
+        health = self._queries.health()
         if not (health.ready and health.alive):
             reason = health.last_error or "the model is loading"
             raise SearchUnavailable(f"search unavailable: {reason}")
@@ -172,7 +172,7 @@ class Service:
         seconds = self.config.recall_embed_seconds
         try:
             async with asyncio.timeout(seconds):
-                embedded = await recall.embed(request.query, self._executor)
+                embedded = await recall.embed(request.query, self._queries)
         except TimeoutError:
             # A child that hangs is not ended for one query; the caller hears that it was too slow.
             raise SearchUnavailable(

@@ -323,7 +323,7 @@ def _save_parts(rows: Rows, asked: command.SaveParts) -> command.Standing:
         return _standing(asked.n, row["state"])
     if asked.generation < row["executor_generation"]:
         # A late frame of an older generation changes nothing (ADR 0008).
-        return _standing(asked.n, row["state"])
+        return command.Standing(n=asked.n, state=State(row["state"]), fenced=True)
     model, payload = rows.model(plan["model_n"]), rows.payload(row["object_n"])
     if model is None or payload is None or model["digest"] != asked.model_digest:
         raise InvariantBroken(f"operation {asked.n}: vectors and plan do not belong to one model")
@@ -525,6 +525,8 @@ def _record_exit(rows: Rows, asked: command.RecordExit) -> command.Standing:
     row = _load(rows, asked.n)
     if row["state"] in TERMINAL or row["state"] == State.ACCEPTED or row["kind"] != Kind.ADD_MEMORY:
         return _standing(asked.n, row["state"])
+    if _is_recorded(rows, row, asked):
+        return _standing(asked.n, row["state"])
     lifecycle.step(State(row["state"]), Fact.EXECUTOR_EXITED)  # Evidence, never a verdict: the state stays.
     sequence = row["executor_progress_seq"] + 1
     if asked.kind == "failure":
@@ -549,6 +551,16 @@ def _record_exit(rows: Rows, asked: command.RecordExit) -> command.Standing:
         {},
     )
     return _standing(asked.n, row["state"])
+
+
+def _is_recorded(rows: Rows, row: Row, asked: command.RecordExit) -> bool:
+    """A generation ends once, whatever of the operation was with it and however often it is told.
+
+    A failure that repeats unchanged is no news either.
+    """
+    if asked.kind == "failure":
+        return bool(row["executor_error"] == asked.message)
+    return rows.has_seen_end(asked.n, asked.generation)
 
 
 def _reserve_generation(rows: Rows, asked: command.ReserveGeneration) -> int:

@@ -1,15 +1,16 @@
-"""Plan: the tokenizer cuts a source into parts; the plan is persisted before any inference (ruling 18).
+"""Plan: the tokenizer cuts sources into parts; a plan is persisted before any inference (ruling 18).
 
 A plan that is persisted is the plan: after a restart it is reused and the tokenizer is not asked again.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
 from muniment.core.replay import salted
 from muniment.errors import InvariantBroken
 from muniment.model import command
-from muniment.ports.clock import Clock
-from muniment.ports.executor import Executor
+from muniment.ports.executor import Executor, Planned
 from muniment.ports.ledger import Ledger, Reads
 
 
@@ -21,6 +22,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes
     content: bytes
     plan: int | None
+    exits: int
+    """How many children ended while they worked for it."""
 
 
 class TooManyParts(Exception):
@@ -45,36 +48,32 @@ async def load(ledger: Ledger, n: int) -> Source:
             salt=payload["salt"],
             content=payload["bytes"],
             plan=None if plan is None else plan["n"],
+            exits=row["executor_exit_count"],
         )
 
     return await ledger.read(query)
 
 
-async def plan(
-    source: Source, ledger: Ledger, executor: Executor, clock: Clock, *, parts_max: int
-) -> int | None:
-    """Return the number of the persisted plan, made now if there is none.
+async def plan(sources: Sequence[Source], executor: Executor) -> tuple[Planned, ...]:
+    """Plan sources that have no plan, in one request. Raises whatever the executor raises."""
+    return await executor.plan(
+        [source.content.decode() for source in sources], labels=[str(source.n) for source in sources]
+    )
 
-    None when the operation has moved on meanwhile. Raises ``TooManyParts`` and whatever the executor raises.
-    """
-    if source.plan is not None:
-        return source.plan
-    planned = await executor.plan(source.content.decode(), label=str(source.n))
+
+def saving(source: Source, planned: Planned, *, parts_max: int, now: int) -> command.SavePlan:
+    """The command that persists a plan. Raises ``TooManyParts``."""
     if len(planned.parts) > parts_max:
         raise TooManyParts(len(planned.parts), parts_max)
-    digests = tuple(
-        salted(source.salt, source.content[part.byte_start : part.byte_end]) for part in planned.parts
+    return command.SavePlan(
+        n=source.n,
+        generation=planned.generation,
+        model=planned.model,
+        profile=planned.profile,
+        token_count=planned.token_count,
+        parts=planned.parts,
+        part_digests=tuple(
+            salted(source.salt, source.content[part.byte_start : part.byte_end]) for part in planned.parts
+        ),
+        now=now,
     )
-    saved: int | None = await ledger.write(
-        command.SavePlan(
-            n=source.n,
-            generation=planned.generation,
-            model=planned.model,
-            profile=planned.profile,
-            token_count=planned.token_count,
-            parts=planned.parts,
-            part_digests=digests,
-            now=clock.now_us(),
-        )
-    )
-    return saved

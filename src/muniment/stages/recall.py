@@ -18,7 +18,7 @@ from muniment.model.plan import ModelIdentity
 from muniment.model.recall import RecallRequest
 from muniment.model.times import rfc3339
 from muniment.ports.device import Eligible, Hit
-from muniment.ports.executor import Executor
+from muniment.ports.executor import QueryEmbedder
 from muniment.ports.ledger import Reads
 
 QUERY_BYTES_DIRECT: Final = 400
@@ -45,7 +45,7 @@ class EmbeddedQuery(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelIdentity
 
 
-async def embed(query: str, executor: Executor) -> EmbeddedQuery:
+async def embed(query: str, executor: QueryEmbedder) -> EmbeddedQuery:
     """Embed a query. One that the model cannot read in one piece is planned, and its windows are averaged."""
     data = query.encode()
     if len(data) <= QUERY_BYTES_DIRECT:
@@ -55,7 +55,7 @@ async def embed(query: str, executor: Executor) -> EmbeddedQuery:
             pass
         else:
             return EmbeddedQuery(vector=embedded.vectors[0], model=embedded.model)
-    planned = await executor.plan(query, label="query")
+    (planned,) = await executor.plan([query], labels=["query"])
     rows = [
         (await executor.embed_query(data[part.byte_start : part.byte_end].decode())).vectors[0]
         for part in planned.parts[:QUERY_WINDOWS_MAX]

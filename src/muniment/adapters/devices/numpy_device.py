@@ -71,13 +71,20 @@ class NumpyDevice:
     """``ports.device.Device`` in the memory of this process."""
 
     def __init__(self) -> None:
+        self._applying = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        with self._applying:
+            self._empty()
+
+    def _empty(self) -> None:
         self._dimensions: int | None = None
         self._owners, self._agents, self._sessions = _Names(), _Names(), _Names()
         self._categories: dict[str, list[int]] = {}
         self._keys: list[str] = []
         self._objects: list[int] = []
         self._known: set[int] = set()
-        self._applying = threading.Lock()
         none = np.zeros(ROWS_MIN, dtype=np.int64)
         columns = _Columns(np.zeros((0, 0), dtype=np.float32), *(none.copy() for _ in range(6)))
         self._snapshot = Snapshot(columns, 0, 0, 0)

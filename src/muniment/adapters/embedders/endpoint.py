@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from muniment.adapters.embedders.tokens import file_digest, load_tokenizer, token_offsets
+from muniment.adapters.embedders.tokens import TokenizerFile, file_digest, load_tokenizer, token_offsets
 from muniment.adapters.embedders.vectors import unit_rows
 from muniment.errors import ConfigError, ExecutorFailed
 from muniment.model.plan import ModelIdentity
+from muniment.ports.embedder import Advance, unobserved
 
 TEXT_TOKENS_MAX: Final = 512
 """Most tokens of a text, specials included. Some endpoints cut longer texts silently, so they get none."""
@@ -66,6 +67,7 @@ class EndpointEmbedder:
             files={self._url: model},
             tokenizer_digest=file_digest(tokenizer),
         )
+        self._tokenizer_file = TokenizerFile(tokenizer, self._identity.tokenizer_digest)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -77,11 +79,15 @@ class EndpointEmbedder:
         """512 less the special tokens of the tokenizer file."""
         return TEXT_TOKENS_MAX - self._specials
 
-    def offsets(self, text: str) -> NDArray[np.int64]:
-        """Code point ranges of the tokens of the configured tokenizer."""
-        return token_offsets(self._tokenizer, text)
+    def tokenizer_problem(self) -> str | None:
+        """Whether the tokenizer file is still the one that was loaded."""
+        return self._tokenizer_file.problem()
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def offsets(self, text: str, advance: Advance = unobserved) -> NDArray[np.int64]:
+        """Code point ranges of the tokens of the configured tokenizer."""
+        return token_offsets(self._tokenizer, text, advance)
+
+    def embed(self, texts: Sequence[str], advance: Advance = unobserved) -> NDArray[np.float32]:
         """One request. Every answer that is not exactly one finite vector a text is an ``ExecutorFailed``."""
         if not texts:
             return np.empty((0, self._identity.dimensions), dtype=np.float32)

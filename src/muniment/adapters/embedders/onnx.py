@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from tokenizers import Encoding
 
-from muniment.adapters.embedders.tokens import file_digest, load_tokenizer, token_offsets
+from muniment.adapters.embedders.tokens import TokenizerFile, file_digest, load_tokenizer, token_offsets
 from muniment.adapters.embedders.vectors import unit_rows
 from muniment.errors import ConfigError, ExecutorFailed
 from muniment.model.plan import ModelIdentity
+from muniment.ports.embedder import Advance, unobserved
 
 WINDOW_TOKENS_DEFAULT: Final = 512
 WINDOW_TOKENS_MIN: Final = 8
@@ -68,6 +69,7 @@ class OnnxEmbedder:
         """Load tokenizer and graph. Raises ``ConfigError`` when one is missing, damaged or of no use."""
         self._files = files
         self._tokenizer, self._pad_id = load_tokenizer(files.tokenizer)
+        self._tokenizer_file = TokenizerFile(files.tokenizer, files.digests[files.tokenizer.name])
         self._session = _session(files.graph, threads)
         self._inputs = {one.name for one in self._session.get_inputs()}
         if not {"input_ids"} <= self._inputs <= INPUTS:
@@ -97,16 +99,21 @@ class OnnxEmbedder:
         """The window without its special tokens."""
         return self._files.window_tokens - self._specials
 
-    def offsets(self, text: str) -> NDArray[np.int64]:
-        """Code point ranges of the tokens."""
-        return token_offsets(self._tokenizer, text)
+    def tokenizer_problem(self) -> str | None:
+        """Whether the tokenizer file is still the one that was loaded."""
+        return self._tokenizer_file.problem()
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def offsets(self, text: str, advance: Advance = unobserved) -> NDArray[np.int64]:
+        """Code point ranges of the tokens."""
+        return token_offsets(self._tokenizer, text, advance)
+
+    def embed(self, texts: Sequence[str], advance: Advance = unobserved) -> NDArray[np.float32]:
         """Unit vectors, computed in order of length so that little is padded."""
         encodings = [self._encode(text) for text in texts]
         rows = np.empty((len(texts), self._identity.dimensions), dtype=np.float32)
         for group in inference_groups([len(encoding) for encoding in encodings]):
             rows[group] = unit_rows(self._infer([encodings[index] for index in group]))
+            advance()
         return rows
 
     def _encode(self, text: str) -> Encoding:

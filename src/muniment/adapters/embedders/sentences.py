@@ -6,6 +6,8 @@ from typing import Final
 
 import sentencex
 
+from muniment.ports.embedder import Advance, unobserved
+
 BLOCK_CODE_POINTS_MAX: Final = 1024
 """Most code points handed to ``sentencex`` at once. On non-ASCII text its time grows with length x sentences
 (90,000 code points of Japanese in one line: 4 s), in blocks of this size with length alone."""
@@ -48,9 +50,9 @@ def language(text: str) -> str:
     return best if counts[best] > len(LATIN.findall(text)) else "en"
 
 
-def sentence_starts(text: str) -> list[int]:
+def sentence_starts(text: str, advance: Advance = unobserved) -> list[int]:
     """Code point offsets at which sentences begin, rising, the first one (0) left out."""
-    return [at for start, line in _lines(text) for at in _starts_in_line(start, line)][1:]
+    return [at for start, line in _lines(text) for at in _starts_in_line(start, line, advance)][1:]
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -59,7 +61,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield match.start(), match.group()
 
 
-def _starts_in_line(start: int, line: str) -> Iterator[int]:
+def _starts_in_line(start: int, line: str, advance: Advance) -> Iterator[int]:
     """Sentence starts of one line, its own first; long lines go through in blocks.
 
     The last sentence of a block may continue behind it, so the next block begins where that one does. A block
@@ -72,6 +74,7 @@ def _starts_in_line(start: int, line: str) -> Iterator[int]:
         found = [
             sentence["start_index"] for sentence in sentencex.get_sentence_boundaries(language(block), block)
         ]
+        advance()
         inner = [offset for offset in found if offset > 0]
         yield from (start + at + offset for offset in inner)
         if at + len(block) == len(line):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from muniment.adapters.embedders.vectors import unit_rows
 from muniment.model.plan import ModelIdentity
+from muniment.ports.embedder import Advance, unobserved
 
 DIMENSIONS: Final = 384
 WINDOW_TOKENS: Final = 512
@@ -41,12 +42,16 @@ class SyntheticEmbedder:
         """As large as that of a real model."""
         return WINDOW_TOKENS - 2
 
-    def offsets(self, text: str) -> NDArray[np.int64]:
+    def tokenizer_problem(self) -> str | None:
+        """There is no file."""
+        return None
+
+    def offsets(self, text: str, advance: Advance = unobserved) -> NDArray[np.int64]:
         """Words and single punctuation marks."""
         spans = [match.span() for match in WORD.finditer(text)]
         return np.array(spans, dtype=np.int64).reshape(len(spans), 2)
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], advance: Advance = unobserved) -> NDArray[np.float32]:
         """Each word adds a signed unit in two dimensions; a text without words gets the first axis."""
         words = [WORD.findall(text.lower()) for text in texts]
         hashes = np.array([zlib.crc32(word.encode()) for row in words for word in row], dtype=np.uint64)

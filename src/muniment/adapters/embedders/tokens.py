@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from muniment.errors import ConfigError
+from muniment.ports.embedder import Advance, unobserved
 
 BLOCK_CODE_POINTS_MAX: Final = 16 * 1024
 """Most code points in one call of the tokenizer. Each holds the interpreter lock (a million full stops: 2 s,
@@ -48,7 +49,38 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer, int]:
     return tokenizer, next((found for found in named if found is not None), 0)
 
 
-def token_offsets(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
+class TokenizerFile:
+    """The file that a tokenizer was loaded from: is it still there, and still the same?"""
+
+    def __init__(self, path: Path, digest: str) -> None:
+        """``digest`` is what the file had when it was loaded."""
+        self._path = path
+        self._digest = digest
+        self._seen: tuple[int, int, int] | None = None
+        self._problem: str | None = None
+
+    def problem(self) -> str | None:
+        """What is wrong with it; its bytes are read again only when its name shows another file."""
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            self._seen = None
+            return f"tokenizer file {self._path}: {error.strerror}"
+        seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if seen != self._seen:
+            self._problem = self._compare()
+            self._seen = seen
+        return self._problem
+
+    def _compare(self) -> str | None:
+        try:
+            digest = file_digest(self._path)
+        except ConfigError as error:
+            return str(error)
+        return None if digest == self._digest else f"tokenizer file {self._path} is another than was loaded"
+
+
+def token_offsets(tokenizer: Tokenizer, text: str, advance: Advance = unobserved) -> NDArray[np.int64]:
     """Code point ranges of all tokens, special tokens left out, made block by block.
 
     For a tokenizer that first splits at white space this equals the offsets of the whole text, unless a run
@@ -59,6 +91,7 @@ def token_offsets(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
         offsets = tokenizer.encode(block, add_special_tokens=False).offsets
         if offsets:
             found.append(np.asarray(offsets, dtype=np.int64) + start)
+        advance()
     return np.concatenate(found)
 
 

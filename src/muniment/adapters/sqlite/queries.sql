@@ -306,11 +306,17 @@ FROM event WHERE operation_n = :operation_n AND sequence > :after ORDER BY seque
 
 -- name: evidence
 SELECT operation_n, sequence, kind, generation, message, occurred_us
-FROM evidence WHERE operation_n = :operation_n ORDER BY sequence;
+FROM evidence WHERE operation_n = :operation_n AND sequence > :after ORDER BY sequence LIMIT :limit;
 
 -- name: last_evidence
 SELECT operation_n, sequence, kind, generation, message, occurred_us
 FROM evidence WHERE operation_n = :operation_n ORDER BY sequence DESC LIMIT 1;
+
+-- name: has_seen_end
+SELECT EXISTS (
+  SELECT 1 FROM evidence
+  WHERE operation_n = :operation_n AND generation = :generation AND kind IN ('exit', 'stall', 'protocol')
+) AS found;
 
 -- name: last_generation
 SELECT coalesce(max(generation), 0) AS last FROM evidence WHERE operation_n = 0;
@@ -334,6 +340,10 @@ FROM plan WHERE object_n = :object_n AND active = 1;
 -- name: parts
 SELECT plan_n, part_index, token_start, token_end, byte_start, byte_end, digest, embedding_state, generation, updated_us
 FROM part WHERE plan_n = :plan_n ORDER BY part_index;
+
+-- name: missing_parts
+SELECT plan_n, part_index, token_start, token_end, byte_start, byte_end, digest, embedding_state, generation, updated_us
+FROM part WHERE plan_n = :plan_n AND part_index > :after AND embedding_state = 'planned' ORDER BY part_index LIMIT :limit;
 
 -- name: part
 SELECT plan_n, part_index, token_start, token_end, byte_start, byte_end, digest, embedding_state, generation, updated_us

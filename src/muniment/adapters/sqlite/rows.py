@@ -113,11 +113,15 @@ class SqliteReads:
     def events(self, operation_n: int, after: int, limit: int) -> list[Row]:
         return self._all("events", operation_n=operation_n, after=after, limit=limit)
 
-    def evidence(self, operation_n: int) -> list[Row]:
-        return self._all("evidence", operation_n=operation_n)
+    def evidence(self, operation_n: int, after: int = 0, limit: int | None = None) -> list[Row]:
+        most = -1 if limit is None else limit  # SQLite takes -1 for no limit.
+        return self._all("evidence", operation_n=operation_n, after=after, limit=most)
 
     def last_evidence(self, operation_n: int) -> Row | None:
         return self._one("last_evidence", operation_n=operation_n)
+
+    def has_seen_end(self, operation_n: int, generation: int) -> bool:
+        return bool(self._value("has_seen_end", operation_n=operation_n, generation=generation))
 
     def last_generation(self) -> int:
         return int(self._value("last_generation"))
@@ -142,6 +146,9 @@ class SqliteReads:
 
     def part(self, plan_n: int, part_index: int) -> Row | None:
         return self._one("part", plan_n=plan_n, part_index=part_index)
+
+    def missing_parts(self, plan_n: int, after: int, limit: int) -> list[Row]:
+        return self._all("missing_parts", plan_n=plan_n, after=after, limit=limit)
 
     def vectors(self, plan_n: int) -> list[Row]:
         return self._all("vectors", plan_n=plan_n)
