@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from muniment.config import Config
-from muniment.errors import ConfigError, ModelMismatch, OutcomeUnknown, RefusedStart
+from muniment.errors import ConfigError, ModelMismatch, MunimentError, OutcomeUnknown, RefusedStart
 
 if TYPE_CHECKING:
     from muniment.adapters.files.directory import DataDirectory, Owner
@@ -52,6 +52,30 @@ def check(path: Path) -> "Report":
     from muniment.adapters.sqlite.check import check as verify
 
     return verify(path)
+
+
+def model_problem(config: Config) -> str | None:
+    """Why the configured model could not be loaded by a child that is started now; None if it could.
+
+    Reads and hashes the model's files and loads the tokenizer; nothing is sent anywhere.
+    """
+    from muniment import executor_wiring
+
+    try:
+        executor_wiring.load(executor_wiring.spec(config, "query"))
+    except MunimentError as error:
+        return str(error)
+    return None
+
+
+def storage_problem(config: Config) -> str | None:
+    """Why the storage capability would be false; None if it would not."""
+    from muniment.adapters.files.directory import free_bytes
+
+    free = free_bytes(config.data_path)
+    if free < config.storage_reserve_bytes:
+        return f"{free} bytes are free, {config.storage_reserve_bytes} are kept in reserve"
+    return None
 
 
 def serve(config: Config, announce: Callable[[str], None]) -> int:
@@ -159,6 +183,7 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
     from muniment.runtime.ingestion import Pipeline
     from muniment.runtime.readiness import ReadinessGauge
     from muniment.runtime.service import Service
+    from muniment.runtime.status import StatusBoard
 
     clock = SystemClock()
     incarnation = secrets.token_hex(16)
@@ -168,19 +193,20 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
     followers = Followers(
         ledger, followers_max=config.followers_max, keepalive_seconds=config.event_keepalive_seconds
     )
+    ingestion = Pipeline(
+        ledger,
+        children.ingest,
+        clock,
+        Limits(
+            batch_tokens_max=config.embed_batch_tokens_max,
+            retry_seconds_max=config.ingest_retry_seconds_max,
+        ),
+        parts_max=config.parts_max,
+        on_fatal=ending.fatal,
+    )
     coordinator = Coordinator(
         ledger,
-        Pipeline(
-            ledger,
-            children.ingest,
-            clock,
-            Limits(
-                batch_tokens_max=config.embed_batch_tokens_max,
-                retry_seconds_max=config.ingest_retry_seconds_max,
-            ),
-            parts_max=config.parts_max,
-            on_fatal=ending.fatal,
-        ),
+        ingestion,
         clock,
         Room(
             operations_in_flight_max=config.operations_in_flight_max,
@@ -206,6 +232,14 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
         feed=feed,
         followers=followers,
         gauge=gauge,
+        status=StatusBoard(
+            ledger=ledger,
+            feed=feed,
+            gauge=gauge,
+            coordinator=coordinator,
+            ingestion=ingestion,
+            children={"ingest": children.ingest, "query": children.query},
+        ),
         clock=clock,
         entropy=SystemEntropy(),
         on_fatal=ending.fatal,
@@ -444,4 +478,4 @@ async def _listen(
         ending.fatal(error)
 
 
-__all__ = ["EXIT_DONE", "EXIT_FAULT", "check", "owner", "serve"]
+__all__ = ["EXIT_DONE", "EXIT_FAULT", "check", "model_problem", "owner", "serve", "storage_problem"]

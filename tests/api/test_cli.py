@@ -856,8 +856,8 @@ def test_version_and_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert muniment("version").stdout == f"{__version__}\n"
     assert run(["--help"]) == 0
     commands = capfd.readouterr().out.partition("Commands:")[2]
-    names = ("serve", "add", "import", "recall", "get", "operation", "watch", "check", "config", "version")
-    for name in names:
+    asking = ("recall", "get", "operation", "watch", "evidence")
+    for name in ("serve", "add", "import", *asking, "check", "doctor", "certify", "config", "version"):
         assert f"  {name} " in commands
         assert run([name, "--help"]) == 0
         assert f"Usage: muniment {name}" in capfd.readouterr().out

@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from muniment.core import canonical
 from muniment.errors import Malformed
+from tests.support import submissions
 from tests.support.seed_contract import OURS, SEED, JSONObject
 from tests.support.server import Server
 
@@ -183,7 +184,12 @@ class Adapter(HTTPAdapter):
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("fuzz") / "memory"
     with Server(directory, event_keepalive_seconds=0.05, operation_id_bytes_max=ID_BYTES_MAX) as server:
-        yield server.wait_ready("search_ready")
+        server.wait_ready("search_ready")
+        # A list that is not empty: chains begin with it, whichever test is the first one here.
+        for number in range(3):
+            body = submissions.memory(f"there-before-{number}")
+            assert requests.post(f"{server.url}/api/v2/operations", json=body, timeout=10).status_code == 202
+        yield server
         assert "request failed" not in server.log
 
 
@@ -245,7 +251,7 @@ def loaded(document: JSONObject) -> schemathesis.BaseSchema:
 
 
 SUBMIT: Final = "POST /api/v2/operations"
-WITHOUT_PARAMETERS: Final = {"GET /health", "GET /ready", "GET /openapi.json"}
+WITHOUT_PARAMETERS: Final = {"GET /health", "GET /ready", "GET /openapi.json", "GET /api/v2/status"}
 SETTINGS: Final = hypothesis.settings(max_examples=CASES, suppress_health_check=list(hypothesis.HealthCheck))
 ours: Final = loaded(with_kinds(OURS.document))
 # What both documents have is fuzzed as the seed's, but for the payloads, which only ours describes.
@@ -265,7 +271,12 @@ def test_the_seed(case: Case, fuzzed: Server, session: requests.Session, tally: 
     sent(case, fuzzed, session, tally, open_payload=True)
 
 
-@pytest.mark.parametrize(("schema", "open_payload"), [(ours, False), (seed, True)], ids=["ours", "seed"])
+# The status leads nowhere.
+@pytest.mark.parametrize(
+    ("schema", "open_payload"),
+    [(ours.exclude(operation_id="getStatus"), False), (seed, True)],
+    ids=["ours", "seed"],
+)
 def test_links_lead_from_one_answer_to_the_next(
     schema: schemathesis.BaseSchema,
     open_payload: bool,
@@ -306,9 +317,14 @@ def test_links_lead_from_one_answer_to_the_next(
     )
 
     read = tally.answers["GET /api/v2/operations/{operation_id}", 200]
-    followed = tally.answers["GET /api/v2/operations/{operation_id}/events", 200]
+    beyond = (
+        "operations/{operation_id}/events",
+        "operations/{operation_id}/evidence",
+        "memories/{memory_id}",
+    )
     assert read >= SCENARIOS // 5
-    assert followed >= SCENARIOS // 5
+    followed = sum(tally.answers[f"GET /api/v2/{path}", 200] for path in beyond)
+    assert followed >= SCENARIOS // 20
 
 
 def test_control_an_answer_that_is_not_declared_is_found(fuzzed: Server, session: requests.Session) -> None:

@@ -225,6 +225,14 @@ def test_stuck_memories_are_counted_apart() -> None:
     world.run(5)
     assert world.ended == {2}
     assert world.work.stuck() == 1
+    assert world.work.stuck_operations(9) == [1]
+    moment = world.work.wake_at(world.now)
+    assert moment is not None
+    request = world.work.next(moment)
+    assert request is not None
+    assert world.work.stuck() == 1, "also while it is tried again"
+    world.work.lost(request, moment)
+    assert world.work.stuck() == 1
     assert len(world.work) == 1
     world.work.drop(1)
     assert world.work.wake_at(world.now) is None

@@ -7,7 +7,10 @@ import typer
 import muniment
 from muniment.cli import config_show, exits
 from muniment.cli.add import add
+from muniment.cli.certify import certify
 from muniment.cli.check import check
+from muniment.cli.doctor import doctor
+from muniment.cli.evidence import evidence
 from muniment.cli.importing import import_
 from muniment.cli.memories import get
 from muniment.cli.operations import operation, watch
@@ -31,7 +34,10 @@ app.command()(recall)
 app.command()(get)
 app.command()(operation)
 app.command()(watch)
+app.command()(evidence)
 app.command()(check)
+app.command()(doctor)
+app.command()(certify)
 app.add_typer(config_show.app, name="config")
 
 

@@ -22,6 +22,7 @@ from muniment.model.operation import SCHEMA_VERSION, TERMINAL, Event, Kind, Rece
 
 T = TypeVar("T")
 
+STATUS: Final = "/api/v2/status"
 OPERATIONS: Final = "/api/v2/operations"
 MEMORIES: Final = "/api/v2/memories"
 TASK_STREAMS: Final = "/api/v2/task-streams"
@@ -62,7 +63,7 @@ class Client:
         silence_seconds: float = 60.0,
     ) -> None:
         """Raises ``InvalidField`` for what is not an http URL. Connects only when the first call is made."""
-        self._base = _checked_base(base_url)
+        self._base = checked_base(base_url)
         self._locate = locate
         self._patience_seconds = patience_seconds
         self._silence_seconds = silence_seconds
@@ -256,6 +257,18 @@ class Client:
         params = {"state": state, "kind": kind, "after": after, "limit": limit}
         return self._object("GET", OPERATIONS, params=params)
 
+    def status(self) -> dict[str, Any]:
+        """Return reasons, children and stuck operations, as the server wrote it. Raises ``Unavailable``."""
+        return self._object("GET", STATUS)
+
+    def evidence(self, operation_id: str, *, after: int = 0, limit: int | None = None) -> dict[str, Any]:
+        """Return one page of the executor evidence of an operation, as the server wrote it.
+
+        Pass its ``next`` as ``after`` until that is None. Raises ``NotFound`` and ``Unavailable``.
+        """
+        path = _operation_path(operation_id) + "/evidence"
+        return self._object("GET", path, params={"after": after, "limit": limit})
+
     def memory(self, key: str) -> dict[str, Any]:
         """Return one memory, as the server wrote it. Raises ``NotFound`` and ``Unavailable``."""
         return self._object("GET", f"{MEMORIES}/{_segment('key', key)}")
@@ -372,7 +385,7 @@ class Client:
             return
         with self._locating:
             if self._base == tried:  # else another thread has found it already
-                self._base = _checked_base(self._locate())
+                self._base = checked_base(self._locate())
 
 
 class _NotNow(Exception):
@@ -383,7 +396,8 @@ class _NotNow(Exception):
         self.advised = advised_seconds(response.headers.get("Retry-After"))
 
 
-def _checked_base(base_url: str) -> str:
+def checked_base(base_url: str) -> str:
+    """An http URL without a slash at its end. Raises ``InvalidField`` for what is none."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:

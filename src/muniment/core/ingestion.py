@@ -100,7 +100,9 @@ class Job(msgspec.Struct, kw_only=True):
     """Requests with the child that hold something of it."""
     suspects: int = 0
     failing: int = 0
-    """Those of its suspects that have failed alone."""
+    """Parts that have failed alone and not succeeded since, among its suspects or tried again right now."""
+    retried: int = 0
+    """Those of them that are with the child."""
     served: int = 0
     """Parts that were handed out: who has least goes first."""
     doubtful: bool = False
@@ -116,8 +118,9 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def stuck(self) -> bool:
         """Whether all that can be done for it now has failed alone."""
-        waits = not self.pieces or self.isolated
-        return self.failing > 0 and self.failing == self.suspects and waits and not self.under_way
+        if not self.failing or (self.pieces and not self.isolated):
+            return False
+        return self.under_way == self.retried and self.suspects + self.retried == self.failing
 
 
 def retry_seconds(failures: int, seconds_max: float) -> float:
@@ -144,6 +147,10 @@ class Ingestion:
     def stuck(self) -> int:
         """How many memories have nothing left but what failed alone."""
         return sum(job.stuck for job in self._jobs.values())
+
+    def stuck_operations(self, limit: int) -> list[int]:
+        """The first of them, in the order in which they were taken up."""
+        return [job.n for job in self._jobs.values() if job.stuck][:limit]
 
     def job(self, n: int) -> Job | None:
         """A memory in work."""
@@ -244,7 +251,7 @@ class Ingestion:
         del self._suspects[suspect.key]
         job = self._jobs[suspect.n]
         job.suspects -= 1
-        job.failing -= suspect.failures > 0
+        job.retried += suspect.failures > 0
 
     def _plan_or_embed(self) -> Request | None:
         """Planning and embedding take turns: neither a long text nor many short ones hold up the other."""
@@ -324,6 +331,9 @@ class Ingestion:
         for n in request.operations:
             if (job := self._jobs.get(n)) is not None:
                 job.under_way -= 1
+                if request.failures:
+                    job.retried -= 1
+                    job.failing -= 1
 
 
 def _contents(request: Request) -> Iterator[tuple[int, Piece | None]]:

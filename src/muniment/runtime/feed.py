@@ -52,6 +52,10 @@ class Feed:
         """Whether what the store held at the start is on the device."""
         return self._loaded
 
+    def count(self) -> tuple[int, int]:
+        """Memories and parts on the device."""
+        return self._device.count()
+
     def _observe(self, sealed: Sequence[SealedUnit]) -> None:
         for each in sealed:
             if isinstance(each.unit, journal.Commit) and each.unit.memory is not None:

@@ -80,6 +80,14 @@ class Pipeline:
         """Memories of which everything that is left has failed alone; they take no place from others."""
         return self._work.stuck()
 
+    def in_work(self) -> int:
+        """Memories that were taken up and have not ended, stuck ones among them."""
+        return len(self._work)
+
+    def stuck_operations(self, limit: int) -> list[int]:
+        """The numbers of the first stuck memories."""
+        return self._work.stuck_operations(limit)
+
     def admit(self, n: int) -> None:
         """Take up a memory that waits for nothing. It stays here until it has ended."""
         self._begin(self._admit(n), f"admit-{n}")

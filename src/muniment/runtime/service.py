@@ -10,6 +10,7 @@ import structlog
 from muniment.config import Config
 from muniment.core import payloads, receipts
 from muniment.core.planning import model_digest
+from muniment.core.tables import Row
 from muniment.errors import (
     ExecutorFault,
     InvalidField,
@@ -20,12 +21,14 @@ from muniment.model import command
 from muniment.model.operation import Receipt
 from muniment.model.readiness import Readiness
 from muniment.model.recall import RecallRequest
+from muniment.model.times import rfc3339
 from muniment.ports.clock import Clock, Entropy
 from muniment.ports.executor import QueryEmbedder
 from muniment.ports.ledger import Ledger, Reads
 from muniment.runtime.feed import Feed
 from muniment.runtime.follow import Followers
 from muniment.runtime.readiness import ReadinessGauge
+from muniment.runtime.status import StatusBoard
 from muniment.stages import accept, recall
 
 LOCAL_ACCOUNT_N: Final = 1
@@ -60,6 +63,7 @@ class Service:
         feed: Feed,
         followers: Followers,
         gauge: ReadinessGauge,
+        status: StatusBoard,
         clock: Clock,
         entropy: Entropy,
         on_fatal: Callable[[BaseException], None],
@@ -70,6 +74,7 @@ class Service:
         self._feed = feed
         self._followers = followers
         self._gauge = gauge
+        self._status = status
         self._clock = clock
         self._entropy = entropy
         self._on_fatal = on_fatal
@@ -94,6 +99,10 @@ class Service:
     async def ready(self) -> Readiness:
         """The readiness of the six capabilities, measured."""
         return await self._gauge.measure()
+
+    async def status(self) -> dict[str, Any]:
+        """Everything that helps to find out what is wrong; see ``runtime.status``."""
+        return {"incarnation": self.incarnation, **await self._status.read()}
 
     async def submit(self, body: bytes) -> Submitted:
         """Durably accept or exactly replay an operation. Returns only after COMMIT and fsync (ruling 1)."""
@@ -120,6 +129,27 @@ class Service:
     async def follow(self, operation_id: str, after: int) -> AsyncGenerator[bytes, None]:
         """The event stream of an operation: awaiting this checks that it exists, iterating follows it."""
         return await self._followers.follow(LOCAL_ACCOUNT_N, operation_id, after)
+
+    async def evidence(self, operation_id: str, *, after: int, limit: int) -> dict[str, Any]:
+        """A page of the executor evidence of an operation, beyond the sequence ``after``, in order."""
+
+        def query(reads: Reads) -> dict[str, Any] | None:
+            row = reads.find_operation(LOCAL_ACCOUNT_N, operation_id)
+            if row is None:
+                return None
+            # SQLite holds integers of 63 bits, and no sequence is ever larger; ``after`` may be any uint64.
+            rows = reads.evidence(row["n"], min(after, 2**63 - 1), limit + 1)
+            shown = [_witness(each) for each in rows[:limit]]
+            return {
+                "operation_id": operation_id,
+                "evidence": shown,
+                "next": shown[-1]["sequence"] if len(rows) > limit else None,
+            }
+
+        found = await self._ledger.read(query)
+        if found is None:
+            raise NotFound(f"operation '{operation_id}' not found")
+        return found
 
     async def operations(self, *, state: str | None, kind: str | None, after: str | None, limit: int) -> Page:
         """Receipts in acceptance order; ``after`` is the ID of the last one seen."""
@@ -187,3 +217,14 @@ class Service:
             "results": rows,
             "model": {"name": embedded.model.name, "digest": model_digest(embedded.model)},
         }
+
+
+def _witness(row: Row) -> dict[str, Any]:
+    """One evidence record as callers see it."""
+    return {
+        "sequence": row["sequence"],
+        "kind": row["kind"],
+        "generation": row["generation"],
+        "message": row["message"],
+        "occurred_at": rfc3339(row["occurred_us"]),
+    }

@@ -112,6 +112,14 @@ def _sync_directory(path: Path) -> None:
         os.close(folder)
 
 
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user may still write where a directory is, or would be made."""
+    while not path.exists():
+        path = path.parent
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 def owner(path: Path) -> Owner | None:
     """The process that owns a directory now, or None; a dead owner's file does not count."""
     try:

@@ -34,6 +34,12 @@ async def ready(exchange: Exchange) -> Answer:
     return json_answer(200 if readiness.ingestion_ready else 503, readiness.body())
 
 
+async def status(exchange: Exchange) -> Answer:
+    """What a person who looks after the server wants to know; always 200 while it can be read."""
+    parameters(exchange.query_string, ())
+    return json_answer(200, await exchange.service.status())
+
+
 async def submit_operation(exchange: Exchange) -> Answer:
     """The only 202 in the code: ``submit`` returns after the ledger's commit, fsync included (ruling 1)."""
     parameters(exchange.query_string, ())
@@ -74,6 +80,17 @@ def last_event_id(headers: Headers) -> int:
     """
     sent = [value for name, value in headers if name == b"last-event-id"]
     return (uint64(sent[-1].decode("latin-1").strip()) or 0) if sent else 0
+
+
+async def list_evidence(exchange: Exchange) -> Answer:
+    """A page of what the executor did for an operation (ruling 8)."""
+    given = parameters(exchange.query_string, ("after", "limit"))
+    page = await exchange.service.evidence(
+        exchange.values[0],
+        after=uint64_parameter(given, "after", 0),
+        limit=limit_parameter(given, PAGE_ROWS_DEFAULT, exchange.service.config.page_rows_max),
+    )
+    return json_answer(200, page)
 
 
 async def get_memory(exchange: Exchange) -> Answer:

@@ -45,6 +45,10 @@ class Service(Protocol):
         """The settings, with every limit."""
         ...
 
+    async def status(self) -> dict[str, Any]:
+        """Reasons, children, stuck operations, positions."""
+        ...
+
     async def submit(self, body: bytes) -> Submitted:
         """Accept or replay; returns after the durable commit. Raises RequestError or Conflict."""
         ...
@@ -58,6 +62,10 @@ class Service(Protocol):
 
         Ends after the terminal event. Raises NotFound before the first frame.
         """
+        ...
+
+    async def evidence(self, operation_id: str, *, after: int, limit: int) -> dict[str, Any]:
+        """A page of executor evidence with a sequence greater than ``after``. Raises NotFound."""
         ...
 
     async def operations(self, *, state: str | None, kind: str | None, after: str | None, limit: int) -> Page:
