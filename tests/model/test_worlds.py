@@ -348,6 +348,7 @@ def numbers() -> range:
     return range(first, first + count)
 
 
+@pytest.mark.timeout(7200)  # As long as anybody wants to try other worlds.
 @pytest.mark.parametrize("share", range(SHARES))
 def test_every_world_ends_as_if_nothing_had_happened(share: int) -> None:
     chosen = numbers()[share::SHARES]

@@ -74,3 +74,7 @@ class Device(Protocol):
     def count(self) -> tuple[int, int]:
         """Memories and parts of the current snapshot."""
         ...
+
+    def byte_count(self) -> int:
+        """Bytes of memory that it takes, spare room included; that of Python objects is an estimate."""
+        ...

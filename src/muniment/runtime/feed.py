@@ -56,6 +56,10 @@ class Feed:
         """Memories and parts on the device."""
         return self._device.count()
 
+    def byte_count(self) -> int:
+        """Bytes that the device takes."""
+        return self._device.byte_count()
+
     def _observe(self, sealed: Sequence[SealedUnit]) -> None:
         for each in sealed:
             if isinstance(each.unit, journal.Commit) and each.unit.memory is not None:

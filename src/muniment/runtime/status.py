@@ -63,7 +63,7 @@ class StatusBoard:
             },
             "stuck": stuck,
             "positions": {"device": self._feed.position, "durable": durable},
-            "device": {"memories": memories, "parts": parts},
+            "device": {"memories": memories, "parts": parts, "bytes": self._feed.byte_count()},
             "writes_waiting": self._ledger.queued(),
         }
 

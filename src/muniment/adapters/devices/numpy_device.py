@@ -1,5 +1,6 @@
 """The device on NumPy: a float32 scan finds a provable superset, integers decide (ruling 21)."""
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,6 +17,8 @@ ROWS_MIN: Final = 1024
 NEVER_US: Final = np.iinfo(np.int64).max
 EVER_US: Final = int(np.iinfo(np.int64).min)
 ABSENT: Final = -1
+OBJECT_BYTES: Final = 150
+"""What the key, the object number and their places in lists take of a memory, beside its columns."""
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -96,6 +99,12 @@ class NumpyDevice:
     def count(self) -> tuple[int, int]:
         snapshot = self._snapshot  # One read: both numbers are of the same snapshot.
         return snapshot.memories, snapshot.parts
+
+    def byte_count(self) -> int:
+        columns = self._snapshot.columns
+        arrays = (columns.vectors, columns.part_memory, *columns.memory_columns)
+        objects = OBJECT_BYTES * len(self._objects) + sys.getsizeof(self._known)
+        return sum(array.nbytes for array in arrays) + objects
 
     # Applying
 
