@@ -13,9 +13,13 @@ import pytest
 from muniment.adapters.sqlite import queries, store
 from muniment.adapters.sqlite.check import check
 from muniment.adapters.sqlite.connection import check_version, open_reader, open_writer
+from muniment.adapters.sqlite.store import SqliteStore
 from muniment.core.tables import TABLES
 from muniment.errors import Corrupt, LedgerUnavailable, RefusedStart, StoreTooNew
+from muniment.model import command
 from muniment.model.operation import TERMINAL, Kind, State
+from muniment.ports.ledger import Handle, Rows
+from muniment.stages import ledger
 from tests.support import operations as ops
 from tests.support import stores
 from tests.support.stores import Driver
@@ -173,6 +177,97 @@ def test_the_unfinished_and_the_rejected_are_found_by_their_indexes(schema: apsw
         sql = queries.statements()[name]
         plan = list(schema.execute(f"EXPLAIN QUERY PLAN {sql}", dict.fromkeys(re.findall(r":(\w+)", sql))))
         assert any(index in row[3] for row in plan), (name, plan)
+
+
+def walked(schema: apsw.Connection, sql: str) -> set[str]:
+    """The tables of which a statement reads every row, as SQLite plans it."""
+    plan = schema.execute(f"EXPLAIN QUERY PLAN {sql}", dict.fromkeys(re.findall(r":(\w+)", sql)))
+    return {row[3].split()[1] for row in plan if row[3].startswith("SCAN ")} - {"CONSTANT"}
+
+
+def test_what_is_asked_while_serving_walks_no_table(schema: apsw.Connection) -> None:
+    """A receipt, its dependencies and events are found by their keys, however much is stored."""
+    # Of the first only the last row is read; the other is asked once, at the start, of an index that holds
+    # the unfinished alone.
+    expected = {"journal_head": {"journal_unit"}, "unfinished": {"operation"}}
+    whole = {f"{kind}_{table}" for kind in ("all", "attested") for table in TABLES} | {"definitions"}
+    served = {name: sql for name, sql in queries.statements().items() if name not in whole}
+    found = {name: walked(schema, sql) for name, sql in served.items()}
+
+    assert {"find_operation", "dependencies", "events", "payload", "find_memory"} <= found.keys()
+    assert {name: tables for name, tables in found.items() if tables} == expected
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT n FROM operation WHERE id = :id",
+        "SELECT n FROM operation WHERE state NOT IN ('committed', 'rejected') ORDER BY id",
+        "SELECT operation.n FROM memory JOIN operation ON operation.n = memory.operation_n",
+    ],
+)
+def test_control_a_statement_that_walks_a_table_is_noticed(schema: apsw.Connection, sql: str) -> None:
+    assert walked(schema, sql) & {"operation", "memory"}
+
+
+def statements_of(store: SqliteStore, asked: command.Command) -> list[str]:
+    """What one command runs, in its own transaction."""
+    found: list[str] = []
+
+    def note(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+        found.append(" ".join(sql.split()))
+        return True
+
+    store._connection.set_exec_trace(note)
+    try:
+        [reply], _ = store.transact([asked])
+    finally:
+        store._connection.set_exec_trace(None)
+    assert reply.error is None
+    return found
+
+
+def evidence_costs(directory: Path, handle: Handle = ledger.handle) -> tuple[list[str], list[str]]:
+    """What a piece of evidence runs that is the first of its operation, and one that has many before it."""
+    with closing(stores.sqlite(directory, handle)) as opened:
+        driver = Driver(opened)
+        n = driver.accept(ops.memory("m"))
+        driver.advance(n)
+        driver.plan(n)
+        first = statements_of(opened, ops.exited(n, generation=2))
+        for generation in range(3, 60):
+            opened.transact([ops.exited(n, generation=generation)])
+        return first, statements_of(opened, ops.exited(n, generation=60))
+
+
+def receipts_made(statements: Iterable[str]) -> int:
+    """How often dependencies were looked up, which nothing but a receipt needs here."""
+    return sum(" FROM dependency" in each for each in statements if each.startswith("SELECT"))
+
+
+def test_evidence_costs_the_same_however_much_there_is(tmp_path: Path) -> None:
+    """It is written in one transaction: its operation is read once, by key, and no receipt is made."""
+    first, last = evidence_costs(tmp_path)
+
+    assert last == first
+    assert [each.split()[0] for each in (first[0], first[-1])] == ["BEGIN", "COMMIT"]
+    assert sum(each.startswith("INSERT INTO evidence") for each in first) == 1
+    assert sum(" FROM operation" in each for each in first if each.startswith("SELECT")) == 1
+    assert receipts_made(first) == 0
+
+
+def test_control_evidence_that_makes_a_receipt_or_walks_its_history_is_noticed(tmp_path: Path) -> None:
+    def thorough(rows: Rows, asked: command.Command) -> Any:
+        if isinstance(asked, command.RecordExit):
+            rows.dependencies(asked.n)
+            for each in rows.evidence(asked.n):
+                rows.operation(each["operation_n"])
+        return ledger.handle(rows, asked)
+
+    first, last = evidence_costs(tmp_path, thorough)
+
+    assert last != first
+    assert receipts_made(first) == 1
 
 
 # Connections

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import hypothesis.strategies as st
@@ -383,3 +384,63 @@ def orders(change: str) -> set[bytes]:
 def test_the_order_is_the_same_in_every_process() -> None:
     assert len(orders("")) == 1
     assert len(orders(UNSORTED)) > 1
+
+
+BACKLOG: Final = 90
+TIMES: Final = 4
+LINEAR_MAX: Final = TIMES * 1.1
+
+
+def backlog(count: int) -> list[Unfinished]:
+    """A third waits for nothing, a third in chains of ten, a third in twenty queues."""
+    found = []
+    for n in range(1, count + 1):
+        kind = Kind.ADD_TASK_STEP if n % 3 == 0 else Kind.ADD_MEMORY
+        queues = [(1, ("stream", str(n % 20)))] if n % 3 == 0 else []
+        needs = {f"o{n - 3}"} if n % 3 == 1 and n % 30 != 1 else set()
+        found.append(unmet(n, *queues, needs=needs, kind=kind))
+    return found
+
+
+def calls_to_drain(make: type[Schedule], count: int) -> int:
+    """How many functions are called from the start of a server until its whole backlog has ended."""
+    operations = backlog(count)
+    calls = ended = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        schedule = make()
+        schedule.load(operations)
+        while work := list(schedule.due(4)):
+            for each in work:
+                schedule._remove(schedule._open[each.n], met=True)
+                ended += 1
+    finally:
+        sys.setprofile(before)
+    assert (ended, len(schedule)) == (count, 0)
+    return calls
+
+
+def growth(make: type[Schedule]) -> float:
+    """Calls for four times the backlog over those for one; a little over four where each costs the same."""
+    return calls_to_drain(make, TIMES * BACKLOG) / calls_to_drain(make, BACKLOG)
+
+
+def test_a_backlog_costs_each_operation_the_same() -> None:
+    assert growth(Schedule) <= LINEAR_MAX
+
+
+class LooksAtAllAfterEachEnd(Schedule):
+    def _remove(self, operation: Unfinished, *, met: bool) -> None:
+        super()._remove(operation, met=met)
+        for each in self._open.values():
+            self._touch(each)
+
+
+def test_control_a_schedule_that_looks_at_all_after_each_end_is_noticed() -> None:
+    assert growth(LooksAtAllAfterEachEnd) > 2 * LINEAR_MAX

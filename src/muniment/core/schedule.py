@@ -6,7 +6,7 @@ queue of theirs. An operation does not wait for an earlier one that itself waits
 dependency against the order of a queue would stop both for ever.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
@@ -55,7 +55,8 @@ class Schedule:
         self._open: dict[int, Unfinished] = {}
         self._by_id: dict[tuple[int, str], int] = {}
         self._waiting: dict[tuple[int, str], set[int]] = {}
-        self._queues: dict[Queue, dict[int, None]] = {}
+        # An ordered dict finds its first entry at once, however many were taken out before it.
+        self._queues: dict[Queue, OrderedDict[int, None]] = {}
         self._fresh: deque[int] = deque()
         self._memories: deque[int] = deque()
         self._touched: dict[Queue, None] = {}
@@ -94,7 +95,7 @@ class Schedule:
         for depends_on in operation.unmet:
             self._waiting.setdefault((operation.account, depends_on), set()).add(operation.n)
         for queue in operation.queues:
-            self._queues.setdefault(queue, {})[operation.n] = None
+            self._queues.setdefault(queue, OrderedDict())[operation.n] = None
         self._touch(operation)
         if self._waiting.get((operation.account, operation.id)) and (operation.unmet or operation.queues):
             # Whoever waits for it waits from now on for all that stands before it, which may let that pass.

@@ -102,7 +102,7 @@ class NumpyDevice:
 
     def byte_count(self) -> int:
         columns = self._snapshot.columns
-        arrays = (columns.vectors, columns.part_memory, *columns.memory_columns)
+        arrays: tuple[NDArray[Any], ...] = (columns.vectors, columns.part_memory, *columns.memory_columns)
         objects = OBJECT_BYTES * len(self._objects) + sys.getsizeof(self._known)
         return sum(array.nbytes for array in arrays) + objects
 
