@@ -208,6 +208,17 @@ def _check(config: Config) -> None:
         for name in ("embedder_url", "embedder_model", "embedder_tokenizer", "embedder_dimensions"):
             if getattr(config, name) is None:
                 raise ConfigError(name, "is needed with embedder = 'endpoint'")
+        if config.executor_stall_seconds <= config.embedder_timeout_seconds:
+            raise ConfigError(
+                "executor_stall_seconds",
+                f"must be more than embedder_timeout_seconds ({config.embedder_timeout_seconds}), "
+                "else an endpoint that is slow ends the child that asks it",
+            )
+    if config.executor_stall_seconds <= 2 * config.executor_heartbeat_seconds:
+        raise ConfigError(
+            "executor_stall_seconds",
+            f"must be more than twice executor_heartbeat_seconds ({config.executor_heartbeat_seconds})",
+        )
     for name in field_names():
         if isinstance(getattr(config, name), float) and not math.isfinite(getattr(config, name)):
             raise ConfigError(name, "must be finite")

@@ -1,6 +1,7 @@
 """One contract for every embedder, and what is special to each: pinned files, endpoint faults, sentences."""
 
 import http.server
+import itertools
 import json
 import os
 import re
@@ -626,6 +627,34 @@ def test_inference_groups_hold_every_text_once_and_stay_small(lengths: list[int]
         assert len(group) * max(lengths[index] for index in group) <= onnx.INFERENCE_TOKENS_MAX
 
 
+def cost(lengths: Sequence[int], groups: Sequence[Sequence[int]]) -> int:
+    """What a grouping costs, in tokens: each group starts once and pads its texts to the longest."""
+    return sum(
+        onnx.INFERENCE_COST_TOKENS + len(group) * max(lengths[index] for index in group) for group in groups
+    )
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=9))
+def test_no_grouping_of_sorted_texts_costs_less(lengths: list[int]) -> None:
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    cheapest = min(
+        cost(lengths, [order[start:end] for start, end in pairwise([0, *cuts, len(order)])])
+        for size in range(len(order))
+        for cuts in itertools.combinations(range(1, len(order)), size)
+    )
+    assert cost(lengths, onnx.inference_groups(lengths)) == cheapest
+
+
+def test_short_texts_of_mixed_lengths_are_hardly_padded() -> None:
+    lengths = list(range(7, 56, 3))
+    padded = sum(
+        len(group) * max(lengths[index] for index in group) for group in onnx.inference_groups(lengths)
+    )
+    assert padded < 1.15 * sum(lengths)
+    # The control: all in one inference, as they would fit.
+    assert len(lengths) * max(lengths) > 1.6 * sum(lengths)
+
+
 # Endpoints
 
 
@@ -815,8 +844,46 @@ def test_a_tokenizer_file_that_is_gone_or_another_is_named_until_it_is_back(tmp_
     path.write_bytes(TOKENIZER.read_bytes())
     assert file.problem() is None, "another file with the same bytes"
     path.unlink()
+    os.mkfifo(path)
+    assert file.problem() == f"tokenizer file {path} is no file any more", "nobody waits for a writer"
+    path.unlink()
     (tmp_path / "elsewhere").rename(path)
     assert file.problem() is None
+
+
+UNREADABLE = """
+import os, tempfile
+from pathlib import Path
+from muniment.adapters.embedders import tokens
+if os.geteuid() == 0:  # root may read everything
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+    path = Path(directory) / "tokenizer.json"
+    path.write_text("{}")
+    file = tokens.TokenizerFile(path, tokens.file_digest(path))
+    assert file.problem() is None
+    path.chmod(0)
+    assert file.problem() == f"tokenizer file {path}: Permission denied", file.problem()
+    path.chmod(0o600)
+    assert file.problem() is None
+"""
+
+
+def test_a_tokenizer_file_that_may_not_be_read_is_named() -> None:
+    """Name, size and times stay as they are; only opening it tells."""
+    subprocess.run([sys.executable, "-c", UNREADABLE], check=True, timeout=60)
+
+
+def test_each_phase_of_an_exchange_with_an_endpoint_is_progress(
+    endpoint: Callable[[Behaviour], LocalEndpoint],
+) -> None:
+    asked = asking(endpoint(honest))
+    steps: list[int] = []
+    asked.embed(["one"], lambda: steps.append(1))
+    asked.close()
+    assert len(steps) >= 3  # connected, sent, headers read
 
 
 @pytest.mark.parametrize("embedder", ["onnx", "endpoint"])

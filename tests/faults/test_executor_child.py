@@ -574,6 +574,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "a vector too few": ("send(embedded(request, vectors=()))", "0 vectors for 1 texts"),
     "a vector too short": ("send(embedded(request, vectors=(row[:4],)))", "not of 8 bytes"),
+    "a vector that is not finite": (
+        "send(embedded(request, vectors=(row[:4] * 1 + b'\\0\\0\\xc0\\x7f',)))",
+        "not finite",
+    ),
     "ready twice": ("send(ready)", "twice"),
 }
 
@@ -773,6 +777,7 @@ def test_all_that_is_with_a_child_is_lost_with_it_and_nothing_else(tmp_path: Pat
             results = await asyncio.gather(*asked, return_exceptions=True)
             assert [type(each) for each in results] == [ExecutorExited, ExecutorExited, Embedded, Embedded]
             assert [each.generation for each in results] == [1, 1, 2, 2]  # type: ignore[union-attr]
+            assert results[0] is not results[1], "one error, raised in two tasks"
 
     run(main())
 
@@ -863,6 +868,20 @@ def test_a_slow_start_has_a_budget_of_its_own(tmp_path: Path) -> None:
         async with running(scripted(tmp_path, behaviour), stall_seconds=0.2) as at:
             done = await at.supervisor.embed(["x"], labels=["x"])
             assert done.generation == 1
+
+    run(main())
+
+
+def test_a_parent_that_was_held_up_while_a_child_starts_lets_it_start(tmp_path: Path) -> None:
+    """Its Ready lies in the pipe when the parent wakes, long after the budget."""
+    behaviour = "send(ready)\nwhile True: send(embedded(receive()))"
+
+    async def main() -> None:
+        async with running(scripted(tmp_path, behaviour), startup_seconds=3.0) as at:
+            await at.until("started", 1)
+            time.sleep(4.0)
+            assert (await at.supervisor.embed(["x"], labels=["x"])).generation == 1
+            assert at.kinds() == [("started", 1), ("ready", 1)]
 
     run(main())
 

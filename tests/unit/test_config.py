@@ -170,3 +170,11 @@ def test_the_data_path_is_absolute_without_a_tilde(tmp_path: Path, monkeypatch: 
 def test_the_environment_of_the_process_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUNIMENT_PORT", "9")
     assert load().port == 9
+
+
+def test_a_stall_budget_that_would_end_healthy_children_is_refused() -> None:
+    with pytest.raises(ConfigError, match="twice executor_heartbeat_seconds"):
+        load({"executor_stall_seconds": 1.0, "executor_heartbeat_seconds": 0.5}, environ={})
+    with pytest.raises(ConfigError, match="more than embedder_timeout_seconds"):
+        load({**ENDPOINT, "embedder_timeout_seconds": 60.0}, environ={})
+    assert load({**ENDPOINT, "embedder_timeout_seconds": 59.0}, environ={}).embedder == "endpoint"

@@ -8,7 +8,9 @@ progress is ended (``executor.watchdog``).
 import asyncio
 import contextlib
 import itertools
+import math
 import signal
+import struct
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
@@ -318,6 +320,8 @@ class Supervisor:
                 raise ExecutorProtocolBroken(
                     f"{len(answer.vectors)} vectors for {len(texts)} texts, or not of {row_bytes} bytes each"
                 )
+            if not all(map(finite, answer.vectors)):
+                raise ExecutorProtocolBroken("a vector with a number that is not finite")
             return Embedded(generation=answer.generation, model=identity, vectors=answer.vectors)
 
         message = protocol.EmbedRequest(
@@ -401,17 +405,17 @@ class Supervisor:
         """Report the end and fail the requests that were with this child."""
         generation, pid = child.generation, child.process.pid
         text = exit_text(status) if child.reason is None else f"{exit_text(status)}: {child.reason}"
-        fault: ExecutorFault = ExecutorExited(text, generation)
+        fault: type[ExecutorFault] = ExecutorExited
         if broken is not None:
             text = str(broken)
-            fault = ExecutorProtocolBroken(text, generation)
+            fault = ExecutorProtocolBroken
         elif child.stalled:
             text = child.reason or text
-            fault = ExecutorStalled(text, generation)
+            fault = ExecutorStalled
         kind: Kind = "protocol_broken" if broken is not None else "stalled" if child.stalled else "exited"
         self._report(kind, generation, pid, text)
         for call in child.in_flight:
-            call.fail(fault)
+            call.fail(fault(text, generation))
 
     def _report(self, kind: Kind, generation: int, pid: int | None, text: str) -> None:
         if kind not in ("started", "ready") and not self._stopping.is_set():
@@ -425,22 +429,31 @@ class Supervisor:
 
     async def _serve(self, child: _Child) -> ExecutorProtocolBroken | None:
         """Talk to the child until its output ends. What it broke of the protocol is returned."""
-        startup = asyncio.get_running_loop().call_later(
-            self._startup_seconds, child.kill, f"not ready within {self._startup_seconds} seconds"
-        )
-        try:
-            async with asyncio.TaskGroup() as group:
-                sender = group.create_task(
-                    self._send_requests(child), name=f"executor-sender-{child.generation}"
-                )
-                guard = group.create_task(self._guard(child), name=f"executor-watchdog-{child.generation}")
-                try:
-                    return await self._receive(child, startup)
-                finally:
-                    sender.cancel()
-                    guard.cancel()
-        finally:
-            startup.cancel()
+        async with asyncio.TaskGroup() as group:
+            startup = group.create_task(
+                self._bound_startup(child), name=f"executor-startup-{child.generation}"
+            )
+            sender = group.create_task(self._send_requests(child), name=f"executor-sender-{child.generation}")
+            guard = group.create_task(self._guard(child), name=f"executor-watchdog-{child.generation}")
+            try:
+                return await self._receive(child, startup)
+            finally:
+                for task in (startup, sender, guard):
+                    task.cancel()
+
+    async def _bound_startup(self, child: _Child) -> None:
+        """End the child when its startup budget is used up; cancelled when it says Ready.
+
+        As with the watchdog only time that the supervisor was awake for counts: after a longer absence the
+        Ready that came meanwhile has not been read yet.
+        """
+        tick = min(TICK_SECONDS_MAX, self._startup_seconds / TICKS_OF_STALL)
+        left = self._startup_seconds
+        while left > 0.0:
+            before = self._clock()
+            await asyncio.sleep(min(tick, left))
+            left -= min(max(self._clock() - before, 0.0), tick)
+        child.kill(f"not ready within {self._startup_seconds} seconds")
 
     async def _guard(self, child: _Child) -> None:
         """End the child when it stands still. Startup has its own budget and is not watched."""
@@ -486,7 +499,7 @@ class Supervisor:
         child.stdin.write(data)
         await child.stdin.drain()
 
-    async def _receive(self, child: _Child, startup: asyncio.TimerHandle) -> ExecutorProtocolBroken | None:
+    async def _receive(self, child: _Child, startup: asyncio.Task[None]) -> ExecutorProtocolBroken | None:
         decoder = FrameDecoder()
         try:
             while data := await child.stdout.read(READ_BYTES):
@@ -496,7 +509,7 @@ class Supervisor:
             return error
         return None
 
-    def _take(self, child: _Child, message: protocol.ToParent, startup: asyncio.TimerHandle) -> None:
+    def _take(self, child: _Child, message: protocol.ToParent, startup: asyncio.Task[None]) -> None:
         if message.generation != child.generation:
             return  # fenced: whatever it says, it is not about this child's work
         child.last_frame = self._clock()
@@ -538,6 +551,11 @@ class Supervisor:
         child.in_flight.popleft()
         child.watch = watchdog.heard(child.watch, None)
         child.answered.set()
+
+
+def finite(row: bytes) -> bool:
+    """Whether every number of a vector is finite. One that is not would be found only at the commit."""
+    return all(map(math.isfinite, struct.unpack(f"<{len(row) // VECTOR_ITEM_BYTES}f", row)))
 
 
 def believed(

@@ -98,7 +98,7 @@ class EndpointEmbedder:
                     f"a text has {tokens} tokens, more than {TEXT_TOKENS_MAX}; it was not sent"
                 )
         try:
-            answer = msgspec.json.decode(self._post(texts), type=_Answer)
+            answer = msgspec.json.decode(self._post(texts, advance), type=_Answer)
         except msgspec.DecodeError as error:
             raise ExecutorFailed(
                 f"{self._url} answered with something else than embeddings: {error}"
@@ -109,14 +109,23 @@ class EndpointEmbedder:
         """Close kept connections."""
         self._client.close()
 
-    def _post(self, texts: Sequence[str]) -> bytes:
-        """The body of a 200; time and size of the answer are bounded."""
+    def _post(self, texts: Sequence[str], advance: Advance) -> bytes:
+        """The body of a 200; time and size of the answer are bounded.
+
+        Each phase of the exchange (connected, sent, headers read) counts as progress: each may take the whole
+        timeout.
+        """
+
+        def trace(event: str, _info: object) -> None:
+            if event.endswith(".complete"):
+                advance()
+
         deadline = self._clock() + self._timeout_seconds
         bytes_max = 65_536 + len(texts) * self._identity.dimensions * ANSWER_BYTES_PER_NUMBER
         body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
         received = bytearray()
         try:
-            with self._client.stream("POST", self._url, json=body) as response:
+            with self._client.stream("POST", self._url, json=body, extensions={"trace": trace}) as response:
                 for chunk in response.iter_bytes():
                     received += chunk
                     if len(received) > bytes_max:

@@ -1,6 +1,8 @@
 """Tokenizer files: loading, hashing, and token offsets in bounded time and memory."""
 
 import hashlib
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -62,15 +64,27 @@ class TokenizerFile:
     def problem(self) -> str | None:
         """What is wrong with it; its bytes are read again only when its name shows another file."""
         try:
-            found = self._path.stat()
+            found = self._opened()
         except OSError as error:
             self._seen = None
             return f"tokenizer file {self._path}: {error.strerror}"
+        if not stat.S_ISREG(found.st_mode):
+            self._seen = None
+            return f"tokenizer file {self._path} is no file any more"
         seen = (found.st_ino, found.st_size, found.st_mtime_ns)
         if seen != self._seen:
             self._problem = self._compare()
             self._seen = seen
         return self._problem
+
+    def _opened(self) -> os.stat_result:
+        """Opened, not only looked up: a file that may no longer be read shows in nothing else."""
+        # What is a pipe by now must not hold the caller up.
+        file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            return os.fstat(file)
+        finally:
+            os.close(file)
 
     def _compare(self) -> str | None:
         try:
