@@ -7,6 +7,7 @@ once.
 import asyncio
 import contextlib
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -91,8 +92,16 @@ def serve(config: Config, announce: Callable[[str], None]) -> int:
     logs.configure(config)
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
     os.umask(PRIVATE_UMASK)
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, announce))
+
+
+def _raise_descriptor_limit() -> None:
+    """Take all file descriptors that are allowed: each stream is one, and many systems start with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Ending:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -69,8 +70,12 @@ class SqliteLedger:
         self._closing = False
         self._fatal: BaseException | None = None
         self._listeners: list[Listener] = []
-        self._local = threading.local()
-        self._readers: list[SqliteReader] = []
+        # Opened now, files of the log included, so that reading needs no file descriptor later on.
+        self._readers = [store.reader() for _ in range(READER_THREADS)]
+        self._idle: SimpleQueue[SqliteReader] = SimpleQueue()
+        for reader in self._readers:
+            reader.read(lambda reads: reads.head())
+            self._idle.put(reader)
         self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="ledger-reader")
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
@@ -123,11 +128,11 @@ class SqliteLedger:
     # Reader threads
 
     def _read(self, query: Callable[[Reads], T]) -> T:
-        reader: SqliteReader | None = getattr(self._local, "reader", None)
-        if reader is None:
-            reader = self._local.reader = self._store.reader()
-            self._readers.append(reader)
-        return reader.read(query)
+        reader = self._idle.get()
+        try:
+            return reader.read(query)
+        finally:
+            self._idle.put(reader)
 
     # The writer thread
 

@@ -39,6 +39,9 @@ async def _send_all(chunks: AsyncGenerator[bytes, None], send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
     async for chunk in chunks:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        del (
+            chunk
+        )  # An idle stream would keep it until the next one comes, and that for each of its followers.
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
