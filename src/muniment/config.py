@@ -187,7 +187,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError("config", f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # Also a number of 4,300 digits, and a thousand brackets.
         raise ConfigError("config", f"{path} is not TOML: {error}") from error
     for name in table:
         if name not in field_names():
@@ -195,8 +195,19 @@ def _from_file(path: Path) -> dict[str, Any]:
     return table
 
 
-def _check(config: Config) -> None:
+def _expanded(setting: str, text: str) -> Path:
+    """A path with ``~`` expanded; ``ConfigError`` where that names nobody."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(setting, f"{text} names no home directory") from error
+
+
+def _check(config: Config) -> None:  # noqa: C901 one rule after the other
     """Settings that are wrong together."""
+    for name in ("data_dir", "embedder_dir", "embedder_tokenizer"):
+        if (path := getattr(config, name)) is not None:
+            _expanded(name, path)
     if not is_loopback(config.host):
         raise ConfigError(
             "host",
@@ -251,7 +262,7 @@ def load(
     file = file or environ.get(ENVIRONMENT_PREFIX + "CONFIG") or None
     layers: list[tuple[str, Mapping[str, Any], bool]] = []
     if file:
-        layers.append((file, _from_file(Path(file).expanduser()), True))
+        layers.append((file, _from_file(_expanded("config", file)), True))
     layers.append(("environment", _from_environment(environ), False))
     layers.append(("command line", dict(flags or {}), True))
     merged: dict[str, Any] = {}

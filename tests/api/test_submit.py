@@ -447,3 +447,17 @@ def test_a_client_that_leaves_before_the_end_has_said_nothing(client: ContractCl
 
     assert not is_stored(client, submission["operation_id"])
     assert "request failed" not in server.log
+
+
+def test_arrays_that_go_on_after_deep_ones_end_no_server(tmp_path: Path) -> None:
+    """A JSON writer that reserves too little writes past its buffer here, and takes the process with it."""
+    deep: Any = None
+    for _ in range(120):
+        deep = [deep, *([None] * 16)]
+    with Server(tmp_path / "store") as server, ContractClient(server.url) as client:
+        server.wait_ready("ingestion_ready")
+        for number in range(20):
+            body = memory(f"deep-{number}", metadata={"deep": deep})
+            assert client.post("/api/v2/operations", json=body).status_code == 202
+        assert client.get("/api/v2/operations/deep-0").status_code == 200
+        assert server.terminate() == 0

@@ -178,3 +178,10 @@ def test_a_stall_budget_that_would_end_healthy_children_is_refused() -> None:
     with pytest.raises(ConfigError, match="more than embedder_timeout_seconds"):
         load({**ENDPOINT, "embedder_timeout_seconds": 60.0}, environ={})
     assert load({**ENDPOINT, "embedder_timeout_seconds": 59.0}, environ={}).embedder == "endpoint"
+
+
+def test_a_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="data_dir: ~no-such-user/x names no home directory"):
+        load({"data_dir": "~no-such-user/x"}, environ={})
+    with pytest.raises(ConfigError, match="config: ~no-such-user/x names no home directory"):
+        load(file="~no-such-user/x", environ={})

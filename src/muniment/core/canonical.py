@@ -3,7 +3,7 @@
 ADR 0003; the rule for other languages is docs/reference/canonical-json.md.
 
 Object keys are sorted by code point, there are no spaces, non-ASCII is literal UTF-8, numbers are written as
-orjson 3.13 writes them, ``-0`` reads as ``0``, arrays keep their order. ``parse`` refuses every text that two
+orjson 3.11 writes them, ``-0`` reads as ``0``, arrays keep their order. ``parse`` refuses every text that two
 readers could understand differently, so that equal hashes mean equal values.
 """
 
@@ -159,10 +159,11 @@ def _not_json(error: json.JSONDecodeError, text: str, raw: bytes, depth_max: int
     offset = len(text[: error.pos].encode())  # the readers count characters
     if text.startswith("\ufeff"):
         return _malformed("byte-order-mark", 0)
-    if "depth limit" in error.msg:  # orjson stops at 1,024 levels; the place where we stop lies before that
+    if "depth" in error.msg:  # orjson stops at 1,024 levels; the place where we stop lies before that
         return _first_refusal(raw, depth_max) or _malformed("nesting", offset)
-    if "surrogate" in error.msg:
-        return _malformed("surrogate", offset)
+    if "surrogate" in error.msg:  # The reader stands behind the escape by now.
+        escape = text.rfind("\\u", 0, error.pos)
+        return _malformed("surrogate", len(text[:escape].encode()) if escape >= 0 else offset)
     if "infinity" in error.msg:
         return _malformed("number", offset)
     return _malformed("syntax", offset, error.msg)

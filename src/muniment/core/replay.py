@@ -13,11 +13,12 @@ import orjson
 
 from muniment.core import canonical
 from muniment.core.tables import TABLES, Key, Row
-from muniment.errors import Corrupt, InvariantBroken
+from muniment.errors import Corrupt, InvariantBroken, Malformed
 from muniment.model import journal
 from muniment.model.operation import State
 
 CHAIN_START: Final = bytes(32)
+_decoder: Final[msgspec.json.Decoder[journal.AnyUnit]] = msgspec.json.Decoder(journal.AnyUnit)
 
 
 class Insert(msgspec.Struct, frozen=True, array_like=True):
@@ -55,8 +56,9 @@ def encode(unit: journal.AnyUnit) -> bytes:
 def decode(data: bytes) -> journal.AnyUnit:
     """Read a unit's bytes; raises ``Corrupt`` for bytes that no version of the vocabulary knows."""
     try:
-        unit: journal.AnyUnit = msgspec.json.decode(data, type=journal.AnyUnit)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        canonical.parse(data)  # The decoder alone would take a key twice, and integers of any size.
+        unit = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, Malformed) as error:
         raise Corrupt(f"journal unit cannot be read: {error}") from error
     if unit.v != journal.VERSION:
         raise Corrupt(f"journal unit has version {unit.v}, this program knows {journal.VERSION}")
