@@ -36,6 +36,8 @@ GROUPS: Final[tuple[tuple[frozenset[int], ModuleType], ...]] = (
 )
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 RESULT: Final = ROOT / "build" / "targets.json"
+IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+"""Where fdatasync costs nothing and means nothing."""
 REDRAWS_A_SECOND: Final = 2.0
 
 
@@ -76,13 +78,16 @@ def run(arguments: argparse.Namespace, command: str) -> Run:
     """Measure, and describe the run."""
     began, clock = datetime.now(UTC), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="muniment-bench-", dir=arguments.dir) as directory:
+        where = machine(Path(directory))
+        if where.file_system in IN_MEMORY:
+            raise SystemExit(f"{directory} is in memory ({where.file_system}): name a disk with --dir")
         options = Options(seconds=arguments.seconds, rounds=arguments.rounds, directory=Path(directory))
         found = measured(options, arguments.only)
         return Run(
             command=command,
             began=began.strftime("%Y-%m-%d %H:%M UTC"),
             seconds=time.monotonic() - clock,
-            machine=machine(Path(directory)),
+            machine=where,
             figures=found.figures,
             wrong=found.wrong,
         )

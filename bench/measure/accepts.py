@@ -4,7 +4,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -221,10 +221,12 @@ class _Ground:
         return told, counts, calls
 
 
-def trace(directory: Path) -> tuple[list[str], str]:
+def trace(directory: Path, environ: Mapping[str, str] | None = None) -> tuple[list[str], str]:
     """Record a server under strace; return complaints about its answers, and what was seen."""
     record = directory / "record"
-    server = straced(directory / "traced", record, flushes.RECORDED, ledger_only=False, **SETTINGS)
+    server = straced(
+        directory / "traced", record, flushes.RECORDED, ledger_only=False, environ=environ, **SETTINGS
+    )
     with Worker(partial(HttpLoad, TRACED_PREFIX)) as load, server:
         server.wait_ready("ingestion_ready")
         told = load.call(HttpLoad.closed, server.url, CONNECTIONS, TRACED_SECONDS)

@@ -9,6 +9,7 @@ BEGIN: Final = "<!-- targets: begin; scripts/bench targets --render writes what 
 END: Final = "<!-- targets: end -->"
 COLUMNS: Final = ("#", "what", "ours", "limit", "ratio (rounds)", "floor", "aim", "", "load")
 WIDTH: Final = 120
+NEWLINE: Final = "\n"
 
 
 class NoMarkersError(Exception):
@@ -21,15 +22,13 @@ def replaced(page: str, section: str) -> str:
     _, ended, after = rest.partition(END)
     if not begun or not ended or BEGIN in rest or END in after or END in before:
         raise NoMarkersError(f"the page must hold {BEGIN!r} and then {END!r}, once each")
-    return f"{before}{BEGIN}\n{section.strip()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{section.strip(NEWLINE)}\n\n{END}{after}"
 
 
 def section(run: Run) -> str:
-    """The section, with a heading."""
+    """The section, from its command on: the page has the heading."""
     below = [figure.key for figure in run.figures if _verdict(figure) == BELOW_THE_FLOOR]
     lines = [
-        "## Against the limits of the machine",
-        "",
         f"    {run.command}",
         "",
         _conditions(run),

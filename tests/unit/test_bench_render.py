@@ -175,10 +175,10 @@ def test_what_is_wrong_stands_on_the_page() -> None:
 def test_only_what_stands_between_the_markers_is_replaced() -> None:
     before = f"# Measurements\n\nText.\n\n{page.BEGIN}\nold\n{page.END}\n\n## More\n"
 
-    after = page.replaced(before, "\nnew\n")
+    after = page.replaced(before, "\n    new\n")
 
-    assert after == f"# Measurements\n\nText.\n\n{page.BEGIN}\nnew\n{page.END}\n\n## More\n"
-    assert page.replaced(after, "new") == after
+    assert after == f"# Measurements\n\nText.\n\n{page.BEGIN}\n\n    new\n\n{page.END}\n\n## More\n"
+    assert page.replaced(after, "    new") == after
 
 
 @pytest.mark.parametrize(
