@@ -635,6 +635,52 @@ def test_a_met_flag_that_is_not_so_is_found(damaged: Path, rows: dict[str, list[
     assert texts == ["met is 1, the journal says 0", "met is 1, which is not so of operation missing"]
 
 
+def ended_with_an_open_dependency(directory: Path) -> None:
+    """An operation that was rejected while it waited for what was committed later."""
+    opened = stores.sqlite(directory)
+    ledger = Driver(opened)
+    ledger.write(ops.refuse(ledger.accept(ops.memory("m", dependencies=["later"])), now=NOW + 5))
+    ledger.remember(ops.memory("later"), now=NOW + 9)
+    opened.close()
+    stores.checked(directory)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (
+            "UPDATE dependency SET met = 1 WHERE operation_n = 1",
+            Finding(FILE, "dependency", "operation_n 1, ordinal 0", "met is 1, the journal says 0"),
+        ),
+        (
+            f"UPDATE operation SET updated_us = {NOW + 9} WHERE n = 1",
+            Finding(FILE, "operation", "n 1", f"updated_us is {NOW + 9}, the journal says {NOW + 5}"),
+        ),
+    ],
+)
+def test_a_receipt_that_changed_after_its_end_is_found(
+    tmp_path: Path, statement: str, expected: Finding
+) -> None:
+    ended_with_an_open_dependency(tmp_path)
+    run(tmp_path, statement)
+
+    assert check(tmp_path).findings == (expected,)
+
+
+def test_an_operation_that_committed_before_its_dependency_is_found(tmp_path: Path) -> None:
+    """Journal and tables agree here, so that the rule alone tells."""
+    opened = stores.sqlite(tmp_path)
+    ledger = Driver(opened)
+    ledger.accept(ops.stream("s", dependencies=["never"]))
+    opened._handle = lambda rows, _: rows.append(an_end(rows.operation(1) or {}), {})
+    ledger.transact(command.Probe(now=NOW))
+    opened.close()
+
+    texts = [each.problem for each in check(tmp_path).findings]
+
+    assert texts == ["was not met when its operation committed"]
+
+
 # The file
 
 

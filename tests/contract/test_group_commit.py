@@ -18,7 +18,7 @@ from muniment.errors import (
     OutcomeUnknown,
     StorageFull,
 )
-from muniment.model import command
+from muniment.model import command, journal
 from muniment.model.command import Command
 from muniment.model.operation import State
 from muniment.ports.ledger import Reply, Rows, SealedUnit, attempt
@@ -28,6 +28,7 @@ from tests.support import stores
 from tests.support.operations import ACCOUNT, NOW
 
 SECONDS = 20.0
+WAIT_SECONDS = 1.0
 
 
 class Gate:
@@ -215,6 +216,75 @@ def test_accepts_go_first_and_leave_room_for_the_work_on_what_was_accepted(tmp_p
     asyncio.run(scenario())
 
 
+def mix(batches: Sequence[Sequence[Command]]) -> list[tuple[int, int]]:
+    """How many accepts and how many other commands each batch has."""
+    return [
+        (accepts, len(batch) - accepts)
+        for batch in batches
+        for accepts in [sum(isinstance(asked, command.Accept) for asked in batch)]
+    ]
+
+
+async def under_load(found: Running, gate: Gate, *, size: int = 10) -> list[tuple[int, int]]:
+    """Let 24 accepts and 6 other commands wait, and say what the batches were made of."""
+    first = await found.hold(gate)
+    asked: list[Command] = [ops.memory(f"m{each}", "x" * size) for each in range(24)]
+    asked += [command.ReserveGeneration(now=NOW) for _ in range(6)]
+    tasks = [asyncio.create_task(found.ledger.write(each)) for each in asked]
+    await asyncio.sleep(0)
+    gate.open.set()
+    await asyncio.gather(first, *tasks)
+    batches = mix(found.batches[1:])
+    assert (sum(a for a, _ in batches), sum(o for _, o in batches)) == (24, 6)
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "expected"),
+    [
+        ({"commands_max": 1}, 10, [(0, 1), (1, 0)] * 6 + [(1, 0)] * 18),
+        ({"commands_max": 2}, 10, [(1, 1)] * 6 + [(2, 0)] * 9),
+        ({"commands_max": 3}, 10, [(2, 1)] * 6 + [(3, 0)] * 4),
+        ({"commands_max": 4}, 10, [(3, 1)] * 6 + [(4, 0), (2, 0)]),
+        ({"bytes_max": 1024}, 900, [(1, 1)] * 6 + [(1, 0)] * 18),
+        ({"commands_max": 8, "bytes_max": 4096}, 900, [(3, 2)] * 3 + [(3, 0)] * 5),
+    ],
+)
+def test_accepts_never_keep_other_work_from_the_ledger(
+    tmp_path: Path, limits: dict[str, int], size: int, expected: list[tuple[int, int]]
+) -> None:
+    """Whatever the limits are: into every batch goes one other command, or, with room for one, in turn."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(tmp_path, gate.handle, **limits) as found:
+            assert await under_load(found, gate, size=size) == expected
+
+    asyncio.run(scenario())
+
+
+def test_control_a_quarter_of_a_small_batch_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(self: SqliteLedger) -> list[Any]:
+        others = min(len(self._others), self._batching.commands_max // 4)
+        batch: list[Any] = []
+        for lane, most in ((self._accepts, -others), (self._others, 0)):
+            while lane and len(batch) < self._batching.commands_max + most:
+                batch.append(lane.popleft())
+        return batch
+
+    monkeypatch.setattr(SqliteLedger, "_take", take)
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(tmp_path, gate.handle, commands_max=3) as found:
+            batches = await under_load(found, gate)
+            assert batches[:8] == [(3, 0)] * 8
+
+    asyncio.run(scenario())
+
+
 def test_an_own_error_reaches_its_caller_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         gate = Gate()
@@ -388,6 +458,129 @@ def test_any_other_bug_in_a_handler_ends_the_ledger_too(tmp_path: Path) -> None:
                 await found.ledger.write(command.Advance(n=1, now=NOW))
             await found.ended()
             assert [type(error) for error in found.fatal] == [KeyError]
+
+    asyncio.run(scenario())
+
+
+async def with_a_broken_listener(found: Running, gate: Gate) -> tuple[list[Any], list[int]]:
+    """What callers hear of a batch whose second listener fails and of what waits behind it; what it heard."""
+    heard: list[int] = []
+    bug = KeyError("a bug in a listener")
+
+    def broken(sealed: Sequence[SealedUnit]) -> None:
+        heard.append(len(sealed))
+        raise bug
+
+    found.ledger.subscribe(broken)
+    first = await found.hold(gate)
+    asked = [ops.memory("a"), ops.memory("a", "other"), ops.memory("b"), ops.memory("c"), ops.memory("d")]
+    tasks = [asyncio.create_task(found.ledger.write(each)) for each in asked]
+    await asyncio.sleep(0)
+    gate.open.set()
+    assert await first is None
+    _, waiting = await asyncio.wait(tasks, timeout=WAIT_SECONDS)
+    replies = [None if task in waiting else task.exception() or task.result() for task in tasks]
+    for task in waiting:
+        task.cancel()
+    return replies, heard
+
+
+def test_a_listener_that_fails_ends_the_ledger_and_every_caller_hears_the_truth(tmp_path: Path) -> None:
+    """The commit did happen: its callers are answered, the process ends, and nothing is written any more."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with running(tmp_path, gate.handle, commands_max=3) as found:
+            replies, heard = await with_a_broken_listener(found, gate)
+            assert heard == [2], "a listener that has failed is told nothing more"
+            assert [type(reply) for reply in replies[:3]] == [command.Admitted, Conflict, command.Admitted]
+            await found.ended()
+            assert [type(error) for error in found.fatal] == [KeyError]
+            with pytest.raises(OutcomeUnknown):
+                await found.ledger.write(ops.memory("late"))
+            stored = {row["id"] for row in await found.ledger.read(lambda r: list(r.rows("operation")))}
+            told = dict(zip("cd", replies[3:], strict=True))
+            assert {type(reply) for reply in told.values()} <= {command.Admitted, OutcomeUnknown}
+            assert {"a", "b"} | {
+                name for name, reply in told.items() if isinstance(reply, command.Admitted)
+            } <= stored
+
+    asyncio.run(scenario())
+
+
+def test_what_was_committed_before_a_bug_is_told_to_the_listeners(tmp_path: Path) -> None:
+    """Also where the loop comes to it only after the writer has met the bug."""
+
+    def handle(rows: Rows, asked: Command) -> Any:
+        if isinstance(asked, command.Accept) and asked.operation_id == "bug":
+            raise KeyError("a bug")
+        return stage.handle(rows, asked)
+
+    async def scenario() -> None:
+        async with running(tmp_path, handle, commands_max=1) as found:
+            replies = [asyncio.create_task(found.ledger.write(ops.memory(each))) for each in ("m", "bug")]
+            await asyncio.sleep(0)
+            found.ledger._thread.join(SECONDS)
+            assert found.sealed == []
+            await found.ended()
+            admitted, unknown = await asyncio.gather(*replies, return_exceptions=True)
+            assert isinstance(admitted, command.Admitted)
+            assert isinstance(unknown, OutcomeUnknown)
+            assert [[type(each.unit) for each in sealed] for sealed in found.sealed] == [[journal.Accept]]
+
+    asyncio.run(scenario())
+
+
+async def written_and_closed_while_the_writer_looks(found: Running) -> Any:
+    """What a write hears that comes after the writer has found nothing to do, right before the close."""
+    tasks: list[asyncio.Task[Any]] = []
+    take, seen = SqliteLedger._take, threading.Event()
+
+    def looking(self: SqliteLedger) -> Any:
+        batch = take(self)
+        if not batch and not tasks:
+            found.ledger._loop.call_soon_threadsafe(act)
+            assert seen.wait(SECONDS)
+        return batch
+
+    def act() -> None:
+        tasks.append(asyncio.create_task(found.ledger.write(ops.memory("m"))))
+        tasks.append(asyncio.create_task(found.close()))
+        asyncio.get_running_loop().call_soon(seen.set)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteLedger, "_take", looking)
+        await found.ledger.write(command.Probe(now=NOW))
+        while not tasks:
+            await asyncio.sleep(0)
+        written, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    return written
+
+
+def test_a_write_right_before_the_close_is_carried_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as found:
+            assert isinstance(await written_and_closed_while_the_writer_looks(found), command.Admitted)
+            assert found.fatal == []
+
+    asyncio.run(scenario())
+
+
+def test_control_a_fault_of_a_listener_that_reaches_the_loop_leaves_callers_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(self: SqliteLedger, sealed: list[SealedUnit]) -> None:
+        for listener in self._listeners:
+            listener(sealed)
+
+    monkeypatch.setattr(SqliteLedger, "_tell", tell)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        gate = Gate()
+        async with running(tmp_path, gate.handle) as found:
+            assert await with_a_broken_listener(found, gate) == ([None] * 5, [4])
+            assert found.fatal == []
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from muniment.model.operation import Kind, State
 from muniment.model.times import rfc3339
 from muniment.ports.ledger import Reads
 from tests.support import operations as ops
+from tests.support import stores
 from tests.support.operations import ACCOUNT, NOW
 from tests.support.stores import LINEAGE, Driver, units
 
@@ -100,6 +101,15 @@ def test_a_replay_is_answered_whatever_rules_came_later(ledger: Driver) -> None:
 
     assert ledger.write(later).created is False
     assert ledger.receipt("m").dependencies == ()
+
+
+def test_the_first_receipt_is_that_of_the_stored_rows(ledger: Driver) -> None:
+    ledger.remember(ops.memory("done"))
+    for asked in (
+        ops.memory("m", dependencies=["z", "done", "é", "z"], now=NOW + 1_234_567),
+        ops.stream("s", dependencies=["done"], now=-1),
+    ):
+        assert ledger.write(asked).receipt == ledger.receipt(asked.operation_id)
 
 
 def test_a_replay_after_the_end_has_the_terminal_receipt(ledger: Driver) -> None:
@@ -813,7 +823,7 @@ def test_a_commit_before_the_plan_changes_nothing(ledger: Driver) -> None:
 # Executor evidence
 
 
-@pytest.mark.parametrize("kind", ["exit", "protocol", "failure"])
+@pytest.mark.parametrize("kind", ["exit", "stall", "protocol", "failure"])
 def test_what_happens_to_the_executor_is_evidence_and_never_a_verdict(ledger: Driver, kind: str) -> None:
     """Ruling 8, in every state in which an executor can be at work for an operation."""
     n = ledger.accept(ops.memory("m", dependencies=["other"]))
@@ -1002,6 +1012,37 @@ def test_what_has_ended_stays_as_it_ended(ledger: Driver) -> None:
         )
 
 
+def ended_before_its_dependency(ledger: Driver) -> tuple[Any, Any]:
+    """The receipt of an operation as it was rejected, and after another dependency of it is committed."""
+    n = ledger.accept(ops.memory("m", dependencies=["refused", "later", "later"]))
+    never = ledger.accept(ops.memory("given up", dependencies=["later"]))
+    ledger.advance(n)
+    ledger.write(ops.refuse(ledger.accept(ops.memory("refused")), now=NOW + 10))
+    ledger.write(ops.refuse(never, now=NOW + 10))
+    ended = [ledger.receipt(each) for each in ("m", "given up")]
+    assert {receipt.state for receipt in ended} == {X}
+    ledger.remember(ops.memory("later"), now=NOW + 20)
+    return ended, [ledger.receipt(each) for each in ("m", "given up")]
+
+
+def test_the_receipt_of_what_has_ended_never_changes(ledger: Driver) -> None:
+    """Not even when what it had waited for is committed later: what has ended waits for nothing."""
+    ended, later = ended_before_its_dependency(ledger)
+
+    assert later == ended
+    assert later[0].blocked_by == ("later", "refused")
+    assert [row["met"] for row in ledger.rows("dependency")] == [0, 0, 0, 0]
+
+
+def test_control_a_commit_that_touches_what_has_ended_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "TERMINAL", frozenset())
+
+    ended, later = ended_before_its_dependency(Driver(stores.in_memory()))
+
+    assert later != ended
+    assert later[0].blocked_by == ("refused",)
+
+
 # Times
 
 
@@ -1185,8 +1226,6 @@ def test_units_are_paged_by_position(ledger: Driver) -> None:
 
 
 def test_both_backends_write_the_same_journal(tmp_path: Any) -> None:
-    from tests.support import stores
-
     def history(ledger: Driver) -> tuple[tuple[int, bytes], str]:
         ledger.remember(ops.memory("m", user_id="ann"), parts=3)
         ledger.apply(ledger.accept(ops.stream("s")))

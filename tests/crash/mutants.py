@@ -9,6 +9,7 @@ import apsw
 
 from muniment.adapters.sqlite import store as store_module
 from muniment.adapters.sqlite.connection import open_writer
+from muniment.adapters.sqlite.new_rows import Values
 from muniment.adapters.sqlite.queries import migrations
 from muniment.adapters.sqlite.rows import SqliteRows
 from muniment.adapters.sqlite.store import SqliteStore
@@ -20,6 +21,8 @@ from muniment.stages import execute, ledger
 from tests.crash.workloads import Driver
 
 Patches = Callable[[contextlib.ExitStack], None]
+FIRST_UNITS: Final = 2
+"""What a new history begins with."""
 
 
 def _replaced(stack: contextlib.ExitStack, target: object, name: str, value: object) -> None:
@@ -53,6 +56,7 @@ def _after_commit_memory(statement: str) -> Patches:
         def meddle(rows: SqliteRows, asked: Command) -> Any:
             value = handle(rows, asked)
             if isinstance(asked, command.CommitMemory):
+                rows.flush()
                 rows._connection.execute(statement, {"n": asked.n})
             return value
 
@@ -105,21 +109,36 @@ def skip_rule_removed(stack: contextlib.ExitStack) -> None:
     _replaced(stack, execute, "missing", all_parts)
 
 
-def _split_before(statement: str) -> Patches:
-    """Commit what there is before one statement of a unit: two transactions where one is promised."""
+def _another_transaction(rows: SqliteRows) -> None:
+    """Commit what there is, but in what begins a history: two transactions where one is promised."""
+    if rows.head()[0] > FIRST_UNITS:
+        rows._connection.execute("COMMIT")
+        rows._connection.execute("BEGIN IMMEDIATE")
 
-    def patch(stack: contextlib.ExitStack) -> None:
-        write = SqliteRows._write
 
-        def split(self: SqliteRows, name: str, /, **parameters: Any) -> None:
-            if name == statement and self.head()[0] > 1:
-                self._connection.execute("COMMIT")
-                self._connection.execute("BEGIN IMMEDIATE")
-            write(self, name, **parameters)
+def journal_apart_from_tables(stack: contextlib.ExitStack) -> None:
+    """The journal is committed before the rows that it tells of."""
+    flush = SqliteRows.flush
 
-        _replaced(stack, SqliteRows, "_write", split)
+    def apart(self: SqliteRows) -> None:
+        if units := self._new.tables.pop("journal_unit", []):
+            self._insert("insert_journal_unit", units)
+            _another_transaction(self)
+        flush(self)
 
-    return patch
+    _replaced(stack, SqliteRows, "flush", apart)
+
+
+def event_apart_from_state(stack: contextlib.ExitStack) -> None:
+    """The state of an operation is committed before the event that tells of it."""
+    insert = SqliteRows._insert
+
+    def apart(self: SqliteRows, name: str, rows: Sequence[Values]) -> None:
+        if name == "insert_event":
+            _another_transaction(self)
+        insert(self, name, rows)
+
+    _replaced(stack, SqliteRows, "_insert", apart)
 
 
 class _UndoneError(Exception):
@@ -151,7 +170,7 @@ MUTANTS: Final[Mapping[str, Patches]] = {
     "two events": two_events,
     "commit without effect": commit_without_effect,
     "skip rule removed": skip_rule_removed,
-    "journal apart from tables": _split_before("insert_journal_unit"),
-    "event apart from state": _split_before("insert_event"),
+    "journal apart from tables": journal_apart_from_tables,
+    "event apart from state": event_apart_from_state,
     "rolled back and acknowledged": rolled_back_and_acknowledged,
 }

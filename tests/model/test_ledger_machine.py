@@ -105,10 +105,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.compare()
         return [reply.value if reply.error is None else reply.error for reply in ours]
 
-    def ask(self, asked: Command, one: Standing, kind: str) -> None:
+    def ask(self, asked: Command, one: Standing, kind: str, *, fenced: bool = False) -> None:
         """Carry out a command on an operation; its reply says where the model says it stands."""
         [reply] = self.write(asked)
-        assert reply == command.Standing(n=one.n, state=one.state), f"{kind} of {one.id}"
+        assert reply == command.Standing(n=one.n, state=one.state, fenced=fenced), f"{kind} of {one.id}"
         self.seen[f"{kind}: {one.state}"] += 1
 
     def follow(self) -> None:
@@ -301,14 +301,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.vectors_of(one, (one.parts.index(True),), one.generation + pick % 2)
 
     def vectors_of(self, one: Standing, chosen: tuple[int, ...], generation: int) -> None:
-        self.model.index(one, chosen, generation)
+        fenced = self.model.index(one, chosen, generation)
         asked = ops.vectors(one.n, one.plan or 1, chosen, generation=generation, now=self.now)
         # The vectors say which generation made them, so that a second write of a part would show.
         marked = tuple((index, ops.vector(one.n, index, generation)) for index in chosen)
-        self.ask(msgspec.structs.replace(asked, vectors=marked), one, "part")
+        self.ask(msgspec.structs.replace(asked, vectors=marked), one, "part", fenced=fenced)
 
     @precondition(lambda self: self.model.operations)
-    @rule(pick=picks, kind=st.sampled_from(["exit", "protocol", "failure"]), generation=generations)
+    @rule(pick=picks, kind=st.sampled_from(["exit", "stall", "protocol", "failure"]), generation=generations)
     def exit(self, pick: int, kind: str, generation: int) -> None:
         states = (State.VALIDATED, State.BLOCKED) if pick % 2 else (State.PROCESSING,)
         one = self.chosen(pick, *states)
@@ -602,6 +602,28 @@ def spares_the_dependants(rows: Rows, asked: Command) -> Any:
     return stage.handle(Alone(rows, lambda inner, unit, held: inner.append(unit, held)), asked)
 
 
+def repeats_an_exit(rows: Rows, asked: Command) -> Any:
+    """The end of a generation is evidence as often as it is told."""
+
+    class Amnesiac(Altered):
+        def has_seen_end(self, operation_n: int, generation: int) -> bool:
+            return False
+
+    return stage.handle(Amnesiac(rows, lambda inner, unit, held: inner.append(unit, held)), asked)
+
+
+def repeats_a_failure(rows: Rows, asked: Command) -> Any:
+    """A failure that is told again unchanged is evidence again."""
+
+    class Amnesiac(Altered):
+        def operation(self, n: int) -> dict[str, Any] | None:
+            found: dict[str, Any] | None = self._rows.operation(n)
+            known = isinstance(asked, command.RecordExit) and asked.kind == "failure"
+            return found | {"executor_error": None} if found is not None and known else found
+
+    return stage.handle(Amnesiac(rows, lambda inner, unit, held: inner.append(unit, held)), asked)
+
+
 FIRST_FAILURE: Final[dict[str, Any]] = {
     "derandomize": True,
     "phases": [hypothesis.Phase.generate],
@@ -617,6 +639,8 @@ MUTANTS: Final[list[Callable[[Rows, Command], Any]]] = [
     answers_a_replay_as_new,
     indexes_whatever_comes,
     spares_the_dependants,
+    repeats_an_exit,
+    repeats_a_failure,
 ]
 
 

@@ -41,6 +41,10 @@ class Standing(msgspec.Struct):
     generation: int = 0
     evidence: int = 0
     exits: int = 0
+    ended: set[int] = msgspec.field(default_factory=set)
+    """Generations whose end it has seen."""
+    failure: int | None = None
+    """The generation that failed last, with no progress since."""
     made: bool = False
     """Whether it made an object of its own."""
 
@@ -140,22 +144,25 @@ class HistoryModel:
         if one.parts is not None or waits or one.kind is not Kind.ADD_MEMORY or generation < one.generation:
             return one.plan
         self.plans += 1
-        one.plan, one.parts, one.generation = self.plans, [False] * parts, generation
+        one.plan, one.parts, one.generation, one.failure = self.plans, [False] * parts, generation, None
         one.evidence += 2
         self._move(one, State.PLANNED)
         self._move(one, State.PROCESSING)
         return one.plan
 
-    def index(self, one: Standing, indexes: tuple[int, ...], generation: int) -> None:
-        """Take vectors."""
-        if one.state is not State.PROCESSING or one.parts is None or generation < one.generation:
-            return
+    def index(self, one: Standing, indexes: tuple[int, ...], generation: int) -> bool:
+        """Take vectors; return whether they come from an older generation than it has seen."""
+        if one.state is not State.PROCESSING or one.parts is None:
+            return False
+        if generation < one.generation:
+            return True
         fresh = [index for index in indexes if index < len(one.parts) and not one.parts[index]]
         if fresh:
             one.evidence += 2 if generation != one.generation else 1
-            one.generation = generation
+            one.generation, one.failure = generation, None
             for index in fresh:
                 one.parts[index] = True
+        return False
 
     def may_commit(self, one: Standing) -> bool:
         """Whether a commit of a memory would pass the gate."""
@@ -173,9 +180,14 @@ class HistoryModel:
         """Take executor evidence."""
         if one.state in TERMINAL or one.state is State.ACCEPTED or one.kind is not Kind.ADD_MEMORY:
             return
+        if generation == one.failure if kind == "failure" else generation in one.ended:
+            return  # It is known, and so no news.
         one.evidence += 1
-        if kind != "failure":
+        if kind == "failure":
+            one.failure = generation
+        else:
             one.exits += 1
+            one.ended.add(generation)
             one.generation = max(one.generation, generation)
 
     def refuse(self, one: Standing) -> None:
@@ -196,7 +208,8 @@ class HistoryModel:
     def _commit(self, one: Standing) -> None:
         self._move(one, State.COMMITTED)
         for each in self.operations.values():
-            each.unmet.discard(one.id)
+            if each.state not in TERMINAL:  # What has ended keeps the receipt with which it ended.
+                each.unmet.discard(one.id)
 
     @staticmethod
     def _move(one: Standing, state: State) -> None:

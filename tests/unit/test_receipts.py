@@ -2,10 +2,16 @@
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muniment.core import receipts
 from muniment.core.tables import Row
 from muniment.model.operation import Event, Kind, Receipt, State
+from muniment.model.times import rfc3339
+
+LOW = -62_135_596_800_000_000  # Of the years 1 to 9999.
+HIGH = 253_402_300_799_999_999
 
 OPERATION: Row = {
     "id": "op",
@@ -31,6 +37,14 @@ EVENT: Row = {
     "executor_generation": 7,
     "occurred_us": 1_500_000,
 }
+
+
+@given(st.integers(LOW, HIGH), st.integers(-2, 2))
+def test_a_moment_is_what_the_renderer_of_times_says(microseconds: int, seconds: int) -> None:
+    """Also where its second, or one beside it, was rendered already."""
+    near = min(max(microseconds + seconds * 500_000, LOW), HIGH)
+
+    assert [receipts.moment(each) for each in (microseconds, near)] == [rfc3339(microseconds), rfc3339(near)]
 
 
 def test_a_receipt_has_every_column_in_its_place() -> None:

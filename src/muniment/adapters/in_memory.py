@@ -61,9 +61,6 @@ class InMemoryRows:
     def rows(self, table: str) -> Iterator[Row]:
         return iter(self._all(table))
 
-    def attested(self, table: str) -> Iterator[Row]:
-        return iter(self._all(table))
-
     def find_account(self, key: str) -> Row | None:
         return self._first("account", key=key)
 

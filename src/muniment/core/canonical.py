@@ -51,7 +51,6 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_NOT_OPENING: Final = bytes(set(range(256)) - set(b"[{"))
 _PLACE_BYTES_MAX: Final = 128 * 1024
 
 _NOT_BRACKET: Final = bytes(set(range(256)) - set(b"[{]}"))
@@ -139,7 +138,7 @@ def _out_of_range(integer: str) -> bool:
 
 
 def _nests_deeper(raw: bytes, depth_max: int) -> bool:
-    if len(raw.translate(None, _NOT_OPENING)) <= depth_max:
+    if raw.count(b"[") + raw.count(b"{") <= depth_max:
         return False
     steps = _STRING.sub(b"", raw).translate(_STEP, _NOT_BRACKET)
     return max(accumulate(memoryview(steps).cast("b"))) > depth_max

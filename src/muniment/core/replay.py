@@ -15,7 +15,7 @@ from muniment.core import canonical
 from muniment.core.tables import TABLES, Key, Row
 from muniment.errors import Corrupt, InvariantBroken, Malformed
 from muniment.model import journal
-from muniment.model.operation import State
+from muniment.model.operation import TERMINAL, State
 
 CHAIN_START: Final = bytes(32)
 _decoder: Final[msgspec.json.Decoder[journal.AnyUnit]] = msgspec.json.Decoder(journal.AnyUnit)
@@ -38,7 +38,10 @@ class Update(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True):
-    """All dependencies on one operation ID of one account are met from now on."""
+    """What waits for one operation ID of one account waits for it no more.
+
+    What has ended waits for nothing: its dependencies, times and receipt stay as they were at its end.
+    """
 
     account_n: int
     depends_on: str
@@ -85,27 +88,11 @@ def json_text(value: Any) -> str | None:
     return None if value is None else canonical.encode(value).decode()
 
 
-def changes(unit: journal.AnyUnit) -> Iterator[Change]:
+def changes(unit: journal.AnyUnit) -> Iterable[Change]:
     """All row changes of a unit, in the order in which they apply."""
     match unit:
-        case journal.Genesis():
-            return
-        case journal.Account():
-            yield Insert("account", {"n": unit.n, "key": unit.key, "created_us": unit.at})
-        case journal.Model():
-            yield Insert(
-                "model",
-                {
-                    "n": unit.n,
-                    "digest": unit.digest,
-                    "identity": json_text(unit.identity),
-                    "created_us": unit.at,
-                },
-            )
-        case journal.Executor():
-            yield _evidence(0, unit.witness, unit.at)
         case journal.Accept():
-            yield from _accept(unit)
+            return _accept(unit)
         case (
             journal.Advance()
             | journal.Reject()
@@ -114,7 +101,22 @@ def changes(unit: journal.AnyUnit) -> Iterator[Change]:
             | journal.Evidence()
             | journal.Commit()
         ):
-            yield from _step(unit)
+            return _step(unit)
+        case journal.Executor():
+            return (_evidence(0, unit.witness, unit.at),)
+        case journal.Model():
+            return (_model(unit),)
+        case journal.Account():
+            return (Insert("account", {"n": unit.n, "key": unit.key, "created_us": unit.at}),)
+        case journal.Genesis():
+            return ()
+
+
+def _model(unit: journal.Model) -> Insert:
+    return Insert(
+        "model",
+        {"n": unit.n, "digest": unit.digest, "identity": json_text(unit.identity), "created_us": unit.at},
+    )
 
 
 def _evidence(operation_n: int, witness: journal.Witness, at: int) -> Insert:
@@ -186,25 +188,22 @@ def dependency_rows(unit: journal.Accept) -> list[Row]:
     ]
 
 
-def _accept(unit: journal.Accept) -> Iterator[Change]:
-    yield Insert("operation", operation_row(unit))
-    for row in dependency_rows(unit):
-        yield Insert("dependency", row)
-    yield Insert("event", accepted_event(unit))
-    yield Insert(
-        "attribute",
-        {
-            "object_n": unit.object,
-            "operation_n": unit.n,
-            "byte_count": unit.attributes.byte_count,
-            "digest": unit.attributes.digest,
-        },
-    )
+def _accept(unit: journal.Accept) -> list[Change]:
+    attributes = {
+        "object_n": unit.object,
+        "operation_n": unit.n,
+        "byte_count": unit.attributes.byte_count,
+        "digest": unit.attributes.digest,
+    }
+    found: list[Change] = [Insert("operation", operation_row(unit))]
+    if unit.dependencies:
+        found += [Insert("dependency", row) for row in dependency_rows(unit)]
+    found += (Insert("event", accepted_event(unit)), Insert("attribute", attributes))
     if unit.content is not None:
-        yield Insert(
-            "payload",
-            {"object_n": unit.object, "byte_count": unit.content.byte_count, "digest": unit.content.digest},
-        )
+        content = unit.content
+        row = {"object_n": unit.object, "byte_count": content.byte_count, "digest": content.digest}
+        found.append(Insert("payload", row))
+    return found
 
 
 def step_events(unit: journal.AnyStep) -> Iterator[Row]:
@@ -361,11 +360,16 @@ class Tables:
                 self.rows[change.table][change.key] = row | change.values
             case Meet():
                 for key in self.waiting.pop((change.account_n, change.depends_on), []):
-                    self.rows["dependency"][key] = self.rows["dependency"][key] | {"met": 1}
-                    operation = self.rows["operation"][(key[0],)]
-                    # Times of one operation never decrease, whatever the clock does.
-                    touched = {"updated_us": max(change.at, operation["updated_us"])}
-                    self.rows["operation"][(key[0],)] = operation | touched
+                    self._meet(key, change.at)
+
+    def _meet(self, key: Key, at: int) -> None:
+        operation = self.rows["operation"][(key[0],)]
+        if operation["state"] in TERMINAL:
+            return
+        self.rows["dependency"][key] = self.rows["dependency"][key] | {"met": 1}
+        # Times of one operation never decrease, whatever the clock does.
+        touched = {"updated_us": max(at, operation["updated_us"])}
+        self.rows["operation"][(key[0],)] = operation | touched
 
     def _insert(self, change: Insert, held: Mapping[tuple[str, Key], Row]) -> None:
         table = TABLES[change.table]

@@ -181,14 +181,23 @@ def operation(found: Found, committed: Container[tuple[int, str]]) -> Iterator[P
     """Check one operation; ``committed`` holds account and ID of every operation that is."""
     yield from _events(found)
     yield from _evidence(found)
-    for row in found.dependencies:
-        if bool(row["met"]) != ((row["account_n"], row["depends_on"]) in committed):
-            text = f"met is {row['met']}, which is not so of operation {_shown(row['depends_on'])}"
-            yield Problem("dependency", named("dependency", row), text)
+    yield from _dependencies(found, committed)
     yield from _source(found)
     if found.plan is not None:
         yield from _plan(found, found.plan)
     yield from _effect(found)
+
+
+def _dependencies(found: Found, committed: Container[tuple[int, str]]) -> Iterator[Problem]:
+    """What waits knows which of its dependencies are committed; what has ended keeps what it knew then."""
+    for row in found.dependencies:
+        there, met = (row["account_n"], row["depends_on"]) in committed, bool(row["met"])
+        late = there and not met and found.row["state"] == State.REJECTED
+        if met != there and not late:
+            text = f"met is {row['met']}, which is not so of operation {_shown(row['depends_on'])}"
+            yield Problem("dependency", named("dependency", row), text)
+        if not met and found.row["state"] == State.COMMITTED:
+            yield Problem("dependency", named("dependency", row), "was not met when its operation committed")
 
 
 def _of(found: Found, text: str) -> Problem:

@@ -39,7 +39,7 @@ class Reads(Protocol):
     """Reads of one consistent state. Rows are plain dicts with the columns of ``core.tables``."""
 
     def meta(self, key: str) -> str | None:
-        """A value of the meta table (``format``, ``lineage``, ``incarnation``)."""
+        """A value of the meta table: ``format`` or ``incarnation``. The genesis unit holds the lineage."""
         ...
 
     def head(self) -> tuple[int, bytes]:
@@ -187,8 +187,8 @@ class Rows(Reads, Protocol):
     def append(self, unit: AnyUnit, held: HeldRows) -> None:
         """Apply the unit's changes with their held values and append it to the journal, chained.
 
-        Raises ``InvariantBroken`` where the tables are not as the unit expects; nothing of the batch is
-        kept then.
+        Raises ``InvariantBroken`` where the tables are not as the unit expects, at the latest before the
+        commit; nothing of the batch is kept then.
         """
         ...
 

@@ -23,6 +23,7 @@ from muniment.ports.ledger import HeldRows, Rows
 
 STORE = 0
 """The operation number under which store-wide evidence stands."""
+_FIRST = journal.At(lifecycle.step(None, Fact.SUBMITTED), 1)
 
 
 def handle(rows: Rows, asked: command.Command) -> Any:
@@ -81,7 +82,7 @@ def _accept(rows: Rows, asked: command.Accept) -> command.Admitted:
         object=rows.next_number("attribute"),
         content=None if asked.content is None else _held(asked.content_salt, asked.content),
         attributes=_held(asked.attributes_salt, asked.attributes),
-        to=journal.At(lifecycle.step(None, Fact.SUBMITTED), 1),
+        to=_FIRST,
     )
     held: dict[tuple[str, tuple[Any, ...]], Row] = {
         ("attribute", (unit.object,)): {"salt": asked.attributes_salt, "bytes": asked.attributes}
@@ -89,8 +90,7 @@ def _accept(rows: Rows, asked: command.Accept) -> command.Admitted:
     if asked.content is not None:
         held["payload", (unit.object,)] = {"salt": asked.content_salt, "bytes": asked.content}
     rows.append(unit, held)
-    first = receipts.receipt(replay.operation_row(unit), replay.dependency_rows(unit))
-    return command.Admitted(receipt=first, created=True)
+    return command.Admitted(receipt=receipts.accepted(unit), created=True)
 
 
 def _held(salt: bytes, data: bytes) -> journal.Held:
@@ -167,11 +167,11 @@ def _standing(n: int, state: State | str) -> command.Standing:
     return command.Standing(n=n, state=State(state))
 
 
-def _rejected_dependency(rows: Rows, row: Row) -> str | None:
-    for dependency in rows.dependencies(row["n"]):
+def _rejected_dependency(rows: Rows, row: Row, named: Sequence[Row]) -> str | None:
+    for dependency in named:
         if not dependency["met"]:
-            named = rows.find_operation(row["account_n"], dependency["depends_on"])
-            if named is not None and named["state"] == State.REJECTED:
+            found = rows.find_operation(row["account_n"], dependency["depends_on"])
+            if found is not None and found["state"] == State.REJECTED:
                 return str(dependency["depends_on"])
     return None
 
@@ -180,13 +180,12 @@ def _advance(rows: Rows, asked: command.Advance) -> command.Standing:
     row = _load(rows, asked.n)
     if row["state"] != State.ACCEPTED:
         return _standing(asked.n, row["state"])
-    rejected = _rejected_dependency(rows, row)
+    named = rows.dependencies(asked.n)
+    rejected = _rejected_dependency(rows, row, named)
     if rejected is not None:
         facts = [Fact.PAYLOAD_VALID, Fact.DEPENDENCY_REJECTED]
         return _reject(rows, row, facts, *_for_dependency(rejected), now=asked.now)
-    open_ids = dependencies.blocked_by(
-        (each["depends_on"], each["met"]) for each in rows.dependencies(asked.n)
-    )
+    open_ids = dependencies.blocked_by((each["depends_on"], each["met"]) for each in named)
     facts = [Fact.PAYLOAD_VALID, Fact.DEPENDENCY_OPEN] if open_ids else [Fact.PAYLOAD_VALID]
     detail = {State.BLOCKED: {"reason": "dependencies_not_committed", "blocked_by": list(open_ids)}}
     to, events = _moves(row, facts, detail)
@@ -263,7 +262,7 @@ def _save_plan(rows: Rows, asked: command.SavePlan) -> int | None:
         )  # The first plan that was persisted is the plan; a later one is not looked at.
     if State(row["state"]) not in (State.VALIDATED, State.BLOCKED) or row["kind"] != Kind.ADD_MEMORY:
         return None
-    if asked.generation < row["executor_generation"] or _waits(rows, row):
+    if asked.generation < row["executor_generation"] or _waits(rows.dependencies(asked.n)):
         return None
     model_n = _model(rows, asked)
     first = row["executor_progress_seq"]
@@ -300,8 +299,8 @@ def _save_plan(rows: Rows, asked: command.SavePlan) -> int | None:
     return unit.plan
 
 
-def _waits(rows: Rows, row: Row) -> bool:
-    return any(not each["met"] for each in rows.dependencies(row["n"]))
+def _waits(named: Sequence[Row]) -> bool:
+    return any(not each["met"] for each in named)
 
 
 def _model(rows: Rows, asked: command.SavePlan) -> int:
@@ -446,12 +445,13 @@ def _apply(rows: Rows, asked: command.Apply) -> command.Standing:
     state = State(row["state"])
     if state not in (State.ACCEPTED, State.VALIDATED, State.BLOCKED) or row["kind"] == Kind.ADD_MEMORY:
         return _standing(asked.n, state)
-    rejected = _rejected_dependency(rows, row)
+    named = rows.dependencies(row["n"])
+    rejected = _rejected_dependency(rows, row, named)
     valid = [Fact.PAYLOAD_VALID] if state is State.ACCEPTED else []
     if rejected is not None:
         facts = [*valid, Fact.DEPENDENCY_REJECTED]
         return _reject(rows, row, facts, *_for_dependency(rejected), now=asked.now)
-    if _waits(rows, row):
+    if _waits(named):
         return _advance(rows, command.Advance(n=asked.n, now=asked.now))
     key = identity.object_key("stream", _account_key(rows, row), row["id"])
     step_key = identity.object_key("step", _account_key(rows, row), row["id"])
@@ -527,7 +527,8 @@ def _record_exit(rows: Rows, asked: command.RecordExit) -> command.Standing:
         return _standing(asked.n, row["state"])
     if _is_recorded(rows, row, asked):
         return _standing(asked.n, row["state"])
-    lifecycle.step(State(row["state"]), Fact.EXECUTOR_EXITED)  # Evidence, never a verdict: the state stays.
+    fact = Fact.EXECUTOR_STALLED if asked.kind == "stall" else Fact.EXECUTOR_EXITED
+    lifecycle.step(State(row["state"]), fact)  # Evidence, never a verdict: the state stays.
     sequence = row["executor_progress_seq"] + 1
     if asked.kind == "failure":
         snapshot = _snapshot(row, progress_seq=sequence, error=asked.message)

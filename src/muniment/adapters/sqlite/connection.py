@@ -1,8 +1,7 @@
 """Opening a connection: pragmas, version check, SQLite's errors in our words (rulings 11 and 16)."""
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +20,25 @@ from muniment.errors import (
 SQLITE_VERSION_MIN: Final = (3, 51, 3)
 PAGE_BYTES: Final = 4096
 READER_BUSY_MS: Final = 250
+STATEMENTS_KEPT: Final = 300
+"""Prepared statements of the writer: all that it has, in every size (ADR 0020)."""
 
 # SQLite calls a write "full" for ENOSPC alone. A file or a quota that may not grow is the same clean no.
 FULL_ERRNOS: Final = frozenset({errno.EFBIG, errno.EDQUOT})
 READ_ERRORS: Final = frozenset({apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ})
+_Translate = Callable[[apsw.Error, apsw.Connection | None], Exception | None]
+_UNAVAILABLE: Final = (
+    apsw.IOError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.CantOpenError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    apsw.AuthError,
+    apsw.NoMemError,
+    apsw.InterruptError,
+    apsw.ProtocolError,
+)
 
 
 def check_version(version: str) -> None:
@@ -41,7 +55,7 @@ def open_writer(path: Path) -> apsw.Connection:
     """
     check_version(apsw.sqlite_lib_version())
     with translated():
-        connection = apsw.Connection(str(path))
+        connection = apsw.Connection(str(path), statementcachesize=STATEMENTS_KEPT)
     with translated(connection):
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.set_busy_timeout(READER_BUSY_MS)
@@ -83,39 +97,50 @@ def _expect(connection: apsw.Connection, pragma: str, value: object) -> None:
         raise RefusedStart(f"SQLite refuses {pragma} = {value}: it says {got}")
 
 
-@contextmanager
-def translated(connection: apsw.Connection | None = None) -> Iterator[None]:
-    """Turn SQLite's errors outside of COMMIT into ours: full is a clean no, unreadable is unavailable.
+class _Translating:
+    """A context that turns SQLite's errors into ours; made for every transaction, so made to be cheap."""
 
-    ``connection`` is asked why a write failed; only one that writes need be given.
+    __slots__ = ("_connection", "_translate")
+
+    def __init__(self, translate: "_Translate", connection: apsw.Connection | None) -> None:
+        self._translate, self._connection = translate, connection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        ours = self._translate(error, self._connection) if isinstance(error, apsw.Error) else None
+        if ours is not None:
+            try:
+                raise ours from error
+            finally:
+                del ours, error, trace  # Held here they would hold each other, and what an error saw open.
+
+
+def translated(connection: apsw.Connection | None = None) -> _Translating:
+    """Turn SQLite's errors outside of COMMIT into ours (``translation``)."""
+    return _Translating(translation, connection)
+
+
+def translation(error: apsw.Error, connection: apsw.Connection | None) -> Exception | None:
+    """Our error for one of SQLite's outside of COMMIT: full is a clean no, unreadable is unavailable.
+
+    ``connection`` is asked why a write failed; only one that writes need be given. None for what is no error
+    of storage, but a bug of ours.
     """
-    try:
-        yield
-    except apsw.FullError as error:
-        raise StorageFull from error
-    except apsw.IOError as error:
-        if connection is not None and _is_full(connection, error):
-            raise StorageFull from error
-        raise LedgerUnavailable(f"operation ledger unavailable: {error}") from error
-    except (apsw.CorruptError, apsw.NotADBError) as error:
-        raise Corrupt(f"ledger.db: {error}") from error
-    except (
-        apsw.BusyError,
-        apsw.LockedError,
-        apsw.CantOpenError,
-        apsw.ReadOnlyError,
-        apsw.PermissionsError,
-        apsw.AuthError,
-        apsw.NoMemError,
-        apsw.InterruptError,
-        apsw.ProtocolError,
-    ) as error:
-        raise LedgerUnavailable(f"operation ledger unavailable: {error}") from error
-    except apsw.ConstraintError as error:
-        raise InvariantBroken(f"a constraint of the schema refused a write: {error}") from error
+    full = isinstance(error, apsw.FullError)
+    if full or (isinstance(error, apsw.IOError) and connection is not None and _is_full(connection, error)):
+        return StorageFull()
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return Corrupt(f"ledger.db: {error}")
+    if isinstance(error, apsw.ConstraintError):
+        return InvariantBroken(f"a constraint of the schema refused a write: {error}")
+    if isinstance(error, _UNAVAILABLE):
+        return LedgerUnavailable(f"operation ledger unavailable: {error}")
+    return None
 
 
-def _is_full(connection: apsw.Connection, error: apsw.IOError) -> bool:
+def _is_full(connection: apsw.Connection, error: apsw.Error) -> bool:
     return _code(error) == apsw.SQLITE_IOERR_WRITE and connection.system_errno in FULL_ERRNOS
 
 
@@ -124,27 +149,23 @@ def _code(error: apsw.Error) -> int:
     return code
 
 
-@contextmanager
-def committing(connection: apsw.Connection) -> Iterator[None]:
+def committing(connection: apsw.Connection) -> _Translating:
     """The same around COMMIT, where an I/O error leaves the outcome unknown (ruling 11)."""
-    try:
-        with translated(connection):
-            yield
-    except LedgerUnavailable as error:
-        if isinstance(error.__cause__, apsw.BusyError):
-            raise
-        raise OutcomeUnknown from error
+    return _Translating(_of_commit, connection)
 
 
-@contextmanager
-def checkpointing(connection: apsw.Connection) -> Iterator[None]:
+def _of_commit(error: apsw.Error, connection: apsw.Connection | None) -> Exception | None:
+    ours = translation(error, connection)
+    if isinstance(ours, LedgerUnavailable) and not isinstance(error, apsw.BusyError):
+        return OutcomeUnknown()
+    return ours
+
+
+def checkpointing(connection: apsw.Connection) -> _Translating:
     """The same around a checkpoint, where what cannot be read stays in the log and nothing is lost."""
-    try:
-        with translated(connection):
-            yield
-    except LedgerUnavailable as error:
-        cause = error.__cause__
-        unread = isinstance(cause, apsw.IOError) and _code(cause) in READ_ERRORS
-        if unread or isinstance(cause, apsw.BusyError):
-            raise
-        raise OutcomeUnknown from error
+    return _Translating(_of_checkpoint, connection)
+
+
+def _of_checkpoint(error: apsw.Error, connection: apsw.Connection | None) -> Exception | None:
+    unread = isinstance(error, apsw.IOError) and _code(error) in READ_ERRORS
+    return translation(error, connection) if unread else _of_commit(error, connection)

@@ -1,5 +1,6 @@
 """Statements by name, from ``queries.sql``: Python has no SQL text."""
 
+import re
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -7,6 +8,9 @@ from typing import Final
 from muniment.errors import InvariantBroken
 
 _MARK: Final = "-- name: "
+_PARAMETER: Final = re.compile(r":(\w+)")
+_ROW: Final = re.compile(r"VALUES (\([^()]*\))")
+_TABLE: Final = re.compile(r"\b(?:FROM|JOIN|INTO|UPDATE) (\w+)")
 
 
 @cache
@@ -21,6 +25,28 @@ def statements() -> dict[str, str]:
             raise InvariantBroken(f"queries.sql: statement {name!r} is there twice or does not end")
         found[name] = sql
     return found
+
+
+@cache
+def repeated(name: str, count: int) -> str:
+    """The statement with the row after VALUES ``count`` times, its parameters by position (ADR 0020)."""
+
+    def rows(match: re.Match[str]) -> str:
+        return "VALUES " + ", ".join([_PARAMETER.sub("?", match[1])] * count)
+
+    return _ROW.sub(rows, statements()[name])
+
+
+@cache
+def parameters(name: str) -> tuple[str, ...]:
+    """The names of a statement's parameters in order."""
+    return tuple(_PARAMETER.findall(statements()[name]))
+
+
+@cache
+def tables(name: str) -> frozenset[str]:
+    """The tables that a statement reads or writes."""
+    return frozenset(_TABLE.findall(statements()[name]))
 
 
 def migrations() -> list[tuple[int, str]]:

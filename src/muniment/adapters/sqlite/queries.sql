@@ -81,115 +81,59 @@ VALUES (:object_n, :key, :account_n, :operation_n, :status, :created_us, :name, 
 INSERT INTO step (object_n, key, operation_n, stream_n, ordinal, status, completed_by, created_us, completed_us, name, idempotency_key)
 VALUES (:object_n, :key, :operation_n, :stream_n, :ordinal, :status, :completed_by, :created_us, :completed_us, :name, :idempotency_key);
 
--- All rows of a table in key order: the attested columns for digests, all columns for check
-
--- name: attested_account
-SELECT n, key, created_us
-FROM account ORDER BY n;
+-- All rows of a table in key order, for digests and check
 
 -- name: all_account
 SELECT n, key, created_us
 FROM account ORDER BY n;
 
--- name: attested_model
-SELECT n, digest, identity, created_us
-FROM model ORDER BY n;
-
 -- name: all_model
 SELECT n, digest, identity, created_us
 FROM model ORDER BY n;
-
--- name: attested_operation
-SELECT n, account_n, id, kind, payload_hash, object_n, state, progress_seq, result, error, executor_generation, executor_progress_seq, executor_exit_count, executor_last_exit, executor_error, created_us, updated_us
-FROM operation ORDER BY n;
 
 -- name: all_operation
 SELECT n, account_n, id, kind, payload_hash, object_n, state, progress_seq, result, error, executor_generation, executor_progress_seq, executor_exit_count, executor_last_exit, executor_error, created_us, updated_us
 FROM operation ORDER BY n;
 
--- name: attested_dependency
-SELECT operation_n, ordinal, account_n, depends_on, met
-FROM dependency ORDER BY operation_n, ordinal;
-
 -- name: all_dependency
 SELECT operation_n, ordinal, account_n, depends_on, met
 FROM dependency ORDER BY operation_n, ordinal;
-
--- name: attested_event
-SELECT operation_n, sequence, from_state, to_state, detail, executor_generation, occurred_us
-FROM event ORDER BY operation_n, sequence;
 
 -- name: all_event
 SELECT operation_n, sequence, from_state, to_state, detail, executor_generation, occurred_us
 FROM event ORDER BY operation_n, sequence;
 
--- name: attested_evidence
-SELECT operation_n, sequence, kind, generation, message, occurred_us
-FROM evidence ORDER BY operation_n, sequence;
-
 -- name: all_evidence
 SELECT operation_n, sequence, kind, generation, message, occurred_us
 FROM evidence ORDER BY operation_n, sequence;
-
--- name: attested_payload
-SELECT object_n, byte_count, digest
-FROM payload ORDER BY object_n;
 
 -- name: all_payload
 SELECT object_n, byte_count, digest, salt, bytes
 FROM payload ORDER BY object_n;
 
--- name: attested_attribute
-SELECT object_n, operation_n, byte_count, digest
-FROM attribute ORDER BY object_n;
-
 -- name: all_attribute
 SELECT object_n, operation_n, byte_count, digest, salt, bytes
 FROM attribute ORDER BY object_n;
-
--- name: attested_plan
-SELECT n, object_n, model_n, profile, token_count, part_count, active, created_us
-FROM plan ORDER BY n;
 
 -- name: all_plan
 SELECT n, object_n, model_n, profile, token_count, part_count, active, created_us
 FROM plan ORDER BY n;
 
--- name: attested_part
-SELECT plan_n, part_index, token_start, token_end, byte_start, byte_end, digest, embedding_state, generation, updated_us
-FROM part ORDER BY plan_n, part_index;
-
 -- name: all_part
 SELECT plan_n, part_index, token_start, token_end, byte_start, byte_end, digest, embedding_state, generation, updated_us
 FROM part ORDER BY plan_n, part_index;
-
--- name: attested_vector
-SELECT plan_n, part_index, digest
-FROM vector ORDER BY plan_n, part_index;
 
 -- name: all_vector
 SELECT plan_n, part_index, digest, bytes
 FROM vector ORDER BY plan_n, part_index;
 
--- name: attested_memory
-SELECT object_n, key, operation_n, plan_n, space_n, visibility, submitter_n, role, session_seq, occurred_us, expires_us, recorded_us
-FROM memory ORDER BY object_n;
-
 -- name: all_memory
 SELECT object_n, key, operation_n, plan_n, space_n, visibility, submitter_n, role, session_seq, occurred_us, expires_us, recorded_us, owner, agent, session, speaker
 FROM memory ORDER BY object_n;
 
--- name: attested_stream
-SELECT object_n, key, account_n, operation_n, status, created_us
-FROM stream ORDER BY object_n;
-
 -- name: all_stream
 SELECT object_n, key, account_n, operation_n, status, created_us, name, owner, agent
 FROM stream ORDER BY object_n;
-
--- name: attested_step
-SELECT object_n, key, operation_n, stream_n, ordinal, status, completed_by, created_us, completed_us
-FROM step ORDER BY object_n;
 
 -- name: all_step
 SELECT object_n, key, operation_n, stream_n, ordinal, status, completed_by, created_us, completed_us, name, idempotency_key
@@ -220,14 +164,15 @@ WHERE plan_n = :plan_n AND part_index = :part_index AND embedding_state = :was_e
 UPDATE step SET status = :status, completed_by = :completed_by, completed_us = :completed_us
 WHERE object_n = :object_n AND completed_by IS :was_completed_by;
 
--- name: touch_dependents
-UPDATE operation SET updated_us = max(updated_us, :at)
-WHERE n IN (
-  SELECT operation_n FROM dependency WHERE account_n = :account_n AND depends_on = :depends_on AND met = 0
-);
-
+-- What has ended waits for nothing: its receipt stays as it is.
 -- name: meet_dependencies
-UPDATE dependency SET met = 1 WHERE account_n = :account_n AND depends_on = :depends_on AND met = 0;
+UPDATE dependency SET met = 1
+WHERE account_n = :account_n AND depends_on = :depends_on AND met = 0
+  AND (SELECT state FROM operation WHERE n = operation_n) NOT IN ('committed', 'rejected')
+RETURNING operation_n;
+
+-- name: touch_operation
+UPDATE operation SET updated_us = max(updated_us, :at) WHERE n = :n;
 
 -- Last integer keys
 
@@ -261,6 +206,9 @@ FROM operation WHERE n = :n;
 -- name: find_operation
 SELECT n, account_n, id, kind, payload_hash, object_n, state, progress_seq, result, error, executor_generation, executor_progress_seq, executor_exit_count, executor_last_exit, executor_error, created_us, updated_us
 FROM operation WHERE account_n = :account_n AND id = :id;
+
+-- name: stored_operations
+SELECT account_n, id FROM operation WHERE (account_n, id) IN (VALUES (:account_n, :id));
 
 -- name: operations
 SELECT n, account_n, id, kind, payload_hash, object_n, state, progress_seq, result, error, executor_generation, executor_progress_seq, executor_exit_count, executor_last_exit, executor_error, created_us, updated_us

@@ -1,11 +1,14 @@
 """Rows of one connection: the reads of the ledger port, and the appends of the writing connection."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Any, Final
 
 import apsw
 
-from muniment.adapters.sqlite.queries import statements
+from muniment.adapters.sqlite.new_rows import NewRows, Values
+from muniment.adapters.sqlite.queries import repeated, statements, tables
 from muniment.core import replay
 from muniment.core.replay import Insert, Meet, Update
 from muniment.core.tables import TABLES, Row
@@ -21,6 +24,18 @@ _UPDATES: Final[Mapping[tuple[str, bool], str]] = {
     ("part", False): "index_part",
     ("step", False): "complete_step",
 }
+# What an update needs to be there: its own row, and the row that it comes to refer to.
+_NEEDED: Final[Mapping[str, frozenset[str]]] = {
+    "operation": frozenset({"operation"}),
+    "part": frozenset({"part"}),
+    "step": frozenset({"step", "attribute"}),
+}
+ROWS_MAX: Final = 64
+"""Most rows of one statement; it has a power of two of them, so that few statements are ever prepared."""
+LOOK_UP_MAX: Final = 256
+"""Most IDs of one look-up: SQLite takes a bounded number of parameters, a batch may be of any size."""
+# These ask new rows first and the tables after, so nothing has to be written before.
+_ASK_NEW_ROWS: Final = frozenset({"find_operation", "has_dependents"})
 _column_names: dict[str, tuple[str, ...]] = {}
 
 
@@ -31,27 +46,35 @@ class SqliteReads:
         self._connection = connection
         self._sql = statements()
 
-    def _each(self, name: str, /, **parameters: Any) -> Iterator[Row]:
-        cursor = self._connection.execute(self._sql[name], parameters)
-        names = _column_names.get(name)
-        if names is None:
-            try:
+    def _run(self, name: str, parameters: Row) -> apsw.Cursor:
+        return self._connection.execute(self._sql[name], parameters)
+
+    def _named(self, name: str, parameters: Row) -> tuple[apsw.Cursor, tuple[str, ...]]:
+        """Rows to come, and the names of their columns."""
+        cursor = self._run(name, parameters)
+        names = _column_names.get(name, ())
+        if not names:
+            # Without a row there is no description, and nothing to name.
+            with suppress(apsw.ExecutionCompleteError):
                 names = tuple(column[0] for column in cursor.get_description())
-            except apsw.ExecutionCompleteError:  # No row, so there is no description and nothing to name.
-                return
-            _column_names[name] = names
+                _column_names[name] = names
+        return cursor, names
+
+    def _each(self, name: str, /, **parameters: Any) -> Iterator[Row]:
+        cursor, names = self._named(name, parameters)
         for values in cursor:
             yield dict(zip(names, values, strict=True))
 
     def _all(self, name: str, /, **parameters: Any) -> list[Row]:
-        return list(self._each(name, **parameters))
+        cursor, names = self._named(name, parameters)
+        return [dict(zip(names, values, strict=True)) for values in cursor]
 
     def _one(self, name: str, /, **parameters: Any) -> Row | None:
         found = self._all(name, **parameters)
         return found[0] if found else None
 
     def _value(self, name: str, /, **parameters: Any) -> Any:
-        return self._connection.execute(self._sql[name], parameters).fetchall()[0][0]
+        return self._run(name, parameters).fetchall()[0][0]
 
     # Store and journal
 
@@ -64,14 +87,11 @@ class SqliteReads:
         return (0, replay.CHAIN_START) if row is None else (row["position"], row["chain"])
 
     def units(self, after: int, limit: int) -> list[JournalRow]:
-        found = self._connection.execute(self._sql["journal_units"], {"after": after, "limit": limit})
+        found = self._run("journal_units", {"after": after, "limit": limit})
         return [JournalRow(*values) for values in found]
 
     def rows(self, table: str) -> Iterator[Row]:
         return self._each(f"all_{table}")
-
-    def attested(self, table: str) -> Iterator[Row]:
-        return self._each(f"attested_{table}")
 
     # Finders
 
@@ -176,29 +196,72 @@ class SqliteReads:
 
 
 class SqliteRows(SqliteReads):
-    """The open write transaction: reads, and appends that keep tables and journal as one."""
+    """The open write transaction: reads, and appends that keep tables and journal as one.
+
+    New rows are collected (``new_rows``); every read finds them, and ``flush`` writes the last of them.
+    """
 
     def __init__(self, connection: apsw.Connection) -> None:
         super().__init__(connection)
         self._next: dict[str, int] = {}
         self._head: tuple[int, bytes] | None = None
+        self._new = NewRows()
+        self._absent: set[tuple[int, str]] = set()
         self.sealed: list[SealedUnit] = []
 
     def forget(self) -> None:
         """Drop what was learned in a transaction that was rolled back."""
         self._next.clear()
         self._head = None
+        self._new.clear()
+        self._absent.clear()
         self.sealed = []
 
     def take_sealed(self) -> list[SealedUnit]:
         """The units of the transaction that has just been committed."""
         sealed, self.sealed = self.sealed, []
+        self._absent.clear()
         return sealed
+
+    # Reads of a transaction with new rows
+
+    def _run(self, name: str, parameters: Row) -> apsw.Cursor:
+        if self._new.tables and name not in _ASK_NEW_ROWS:
+            self._settle(tables(name))
+        return self._connection.execute(self._sql[name], parameters)
+
+    def _settle(self, wanted: frozenset[str]) -> None:
+        """Write the new rows if some of them belong to these tables."""
+        if not wanted.isdisjoint(self._new.tables):
+            self.flush()
+
+    def look_up(self, named: Collection[tuple[int, str]]) -> None:
+        """Find out together which of these operations, by account and ID, are not stored."""
+        asked = [*named]
+        self._absent = {*asked}
+        for first in range(0, len(asked), LOOK_UP_MAX):
+            some = asked[first : first + LOOK_UP_MAX]
+            size = 1 << (len(some) - 1).bit_length()
+            values = tuple(chain.from_iterable(some + some[-1:] * (size - len(some))))
+            self._absent.difference_update(
+                self._connection.execute(repeated("stored_operations", size), values)
+            )
+
+    def find_operation(self, account_n: int, operation_id: str) -> Row | None:
+        new = self._new.operation(account_n, operation_id)
+        if new is not None or (account_n, operation_id) in self._absent:
+            return new
+        return super().find_operation(account_n, operation_id)
+
+    def has_dependents(self, account_n: int, operation_id: str) -> bool:
+        return self._new.awaits(account_n, operation_id) or super().has_dependents(account_n, operation_id)
 
     def head(self) -> tuple[int, bytes]:
         if self._head is None:
             self._head = super().head()
         return self._head
+
+    # Writes
 
     def next_number(self, table: str) -> int:
         if table not in self._next:
@@ -208,15 +271,25 @@ class SqliteRows(SqliteReads):
 
     def append(self, unit: AnyUnit, held: HeldRows) -> None:
         for change in replay.changes(unit):
-            self._apply(change, held)
+            match change:
+                case Insert():
+                    self._new.add(change, held)
+                case Update():
+                    self._update(change)
+                case Meet():
+                    self._meet(change)
         data = replay.encode(unit)
-        position, chain = self.head()
+        position, before = self.head()
         digest = replay.digest(data)
-        self._head = (position + 1, replay.link(chain, digest))
-        self._write(
-            "insert_journal_unit", position=position + 1, bytes=data, digest=digest, chain=self._head[1]
-        )
+        self._head = (position + 1, replay.link(before, digest))
+        self._new.add_unit(position + 1, data, digest, self._head[1])
         self.sealed.append(SealedUnit(position=position + 1, unit=unit, held=held))
+
+    def flush(self) -> None:
+        """Write every new row that is not in its table yet."""
+        self._absent.difference_update(self._new.operation_ids())  # From here on their table tells.
+        for name, rows in self._new.take():
+            self._insert(name, rows)
 
     def probe(self, now: int) -> None:
         self._write("write_probe", now=now)
@@ -228,25 +301,25 @@ class SqliteRows(SqliteReads):
     def _write(self, name: str, /, **parameters: Any) -> None:
         self._connection.execute(self._sql[name], parameters)
 
-    def _apply(self, change: replay.Change, held: HeldRows) -> None:
-        match change:
-            case Insert():
-                table = TABLES[change.table]
-                key = tuple(change.row[column] for column in table.key)
-                extra = held.get((table.name, key), {})
-                self._write(f"insert_{table.name}", **(dict.fromkeys(table.held) | change.row | extra))
-            case Update():
-                self._update(change)
-            case Meet():
-                named = {"account_n": change.account_n, "depends_on": change.depends_on}
-                self._write("touch_dependents", at=change.at, **named)
-                self._write("meet_dependencies", **named)
+    def _insert(self, name: str, rows: Sequence[Values]) -> None:
+        first, count = 0, len(rows)
+        while first < count:
+            size = min(1 << (count - first).bit_length() - 1, ROWS_MAX)
+            values = rows[first] if size == 1 else tuple(chain.from_iterable(rows[first : first + size]))
+            self._connection.execute(repeated(name, size), values)
+            first += size
 
     def _update(self, change: Update) -> None:
         table = TABLES[change.table]
+        self._settle(_NEEDED[change.table])
         ends = change.table == "operation" and "result" in change.values
         expected = {f"was_{column}": value for column, value in change.expected.items()}
         key = dict(zip(table.key, change.key, strict=True))
         self._write(_UPDATES[change.table, ends], **key, **change.values, **expected)
         if self._connection.changes() != 1:
             raise InvariantBroken(f"{change.table} {change.key} is not as the unit expects")
+
+    def _meet(self, change: Meet) -> None:
+        waiting = self._all("meet_dependencies", account_n=change.account_n, depends_on=change.depends_on)
+        for n in {row["operation_n"] for row in waiting}:
+            self._write("touch_operation", n=n, at=change.at)

@@ -1,5 +1,6 @@
 """The SQLite store, synchronous: open, migrate, one transaction a batch, reads (rulings 11, 12, 16)."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from muniment.adapters.sqlite.connection import (
 from muniment.adapters.sqlite.queries import migrations
 from muniment.adapters.sqlite.rows import SqliteReads, SqliteRows
 from muniment.errors import LedgerUnavailable, OutcomeUnknown, StorageFull, StoreTooNew
-from muniment.model.command import Command
+from muniment.model.command import Accept, Command
 from muniment.ports.ledger import Handle, Reads, Reply, SealedUnit, attempt
 
 T = TypeVar("T")
@@ -34,21 +35,31 @@ class SameFiles:
     """
 
     def __init__(self, path: Path) -> None:
-        self._names = (path, path.with_name(f"{path.name}-wal"))
-        self._known = [self._identity(name) for name in self._names]
+        self._paths = (path, path.with_name(f"{path.name}-wal"))
+        self._names = tuple(map(str, self._paths))
+        self._known = [self._identity(path) for path in self._paths]
 
     def check(self) -> None:
         """Raise LedgerUnavailable if one of them is gone or another."""
-        for name, known in zip(self._names, self._known, strict=True):
-            found = self._identity(name)
+        try:
+            # Looked at before every transaction, so made to be cheap.
+            states = list(map(os.stat, self._names))
+        except OSError:
+            states = []
+        if [(state.st_dev, state.st_ino) for state in states] != self._known:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        for path, known in zip(self._paths, self._known, strict=True):
+            found = self._identity(path)
             if found != known:
                 what = "was removed" if found is None else "was replaced"
-                raise LedgerUnavailable(f"operation ledger unavailable: {name.name} {what} while it was open")
+                raise LedgerUnavailable(f"operation ledger unavailable: {path.name} {what} while it was open")
 
     @staticmethod
-    def _identity(name: Path) -> tuple[int, int] | None:
+    def _identity(path: Path) -> tuple[int, int] | None:
         try:
-            state = name.stat()
+            state = path.stat()
         except OSError:
             return None
         return (state.st_dev, state.st_ino)
@@ -112,18 +123,19 @@ class SqliteStore:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """BEGIN IMMEDIATE ... COMMIT; whatever is raised inside rolls back and leaves nothing."""
-        with translated(self._connection):
-            self._connection.execute("BEGIN IMMEDIATE")
         try:
             with translated(self._connection):
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield
+                self._rows.flush()
         except BaseException:
             self._roll_back()
             raise
         try:
-            with self._ending(), committing(self._connection):
+            with committing(self._connection):
                 self._connection.execute("COMMIT")
         except OutcomeUnknown:
+            self._broken = True
             raise
         except BaseException:
             self._roll_back()
@@ -145,6 +157,9 @@ class SqliteStore:
         replies: list[Reply] = []
         self._check_files()
         with self._transaction():
+            accepts = [(each.account, each.operation_id) for each in commands if isinstance(each, Accept)]
+            if len(accepts) > 1:
+                self._rows.look_up(accepts)
             replies.extend(attempt(self._handle, self._rows, command, self._appended) for command in commands)
         return replies, self._rows.take_sealed()
 
