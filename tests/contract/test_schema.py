@@ -12,7 +12,7 @@ import pytest
 
 from muniment.adapters.sqlite import queries, store
 from muniment.adapters.sqlite.check import check
-from muniment.adapters.sqlite.connection import check_version, open_reader, open_writer
+from muniment.adapters.sqlite.connection import PAGE_BYTES, check_version, open_reader, open_writer
 from muniment.adapters.sqlite.store import SqliteStore
 from muniment.core.tables import TABLES
 from muniment.errors import Corrupt, LedgerUnavailable, RefusedStart, StoreTooNew
@@ -360,6 +360,19 @@ def test_a_file_that_is_no_database_is_refused_and_left_untouched(tmp_path: Path
         stores.sqlite(tmp_path)
 
     assert file.read_bytes() == content
+
+
+def test_a_database_whose_journal_is_damaged_is_refused(tmp_path: Path) -> None:
+    stores.sqlite(tmp_path).close()
+    file = tmp_path / "ledger.db"
+    with closing(apsw.Connection(str(file))) as connection:
+        [(page,)] = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'journal_unit'")
+    content = bytearray(file.read_bytes())
+    content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = bytes(PAGE_BYTES)
+    file.write_bytes(content)
+
+    with pytest.raises(Corrupt, match=r"ledger\.db"):
+        stores.sqlite(tmp_path)
 
 
 def test_a_file_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:

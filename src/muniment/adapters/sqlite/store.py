@@ -107,7 +107,8 @@ class SqliteStore:
         # are written once more, elsewhere, before anybody hears of them.
         with suppress(StorageFull, LedgerUnavailable):
             self._copy_back()
-        current = version == known[-1][0] and self._rows.head()[0] > 0
+        with translated():
+            current = version == known[-1][0] and self._rows.head()[0] > 0
         # A store that needs nothing but this note is opened on a full disk too: it can be read.
         with suppress(StorageFull) if current else nullcontext(), self._transaction():
             for number, text in known:
