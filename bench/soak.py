@@ -1,9 +1,12 @@
 """Many operations through one server: is memory flat, the log recycled, does each file handle come back?
 
-A real server with real children and the synthetic embedder takes memories, tasks, replays, recalls and event
-streams over kept connections. What grows by design, the device that holds every memory, is counted row by
-row and taken off; the rest must be flat after the warm-up. Exit status 1 if it is not, if a handle or the
-write-ahead log grows, or if something acknowledged did not commit.
+A real server with real children and the synthetic embedder takes memories, tasks, replays and recalls over
+kept connections, and event streams over others. What grows by design, the device that holds every memory, is
+counted row by row and taken off. The rest must be flat after the warm-up, a quarter of the operations, when
+the page caches of the database are full. Exit status 1 if it is not, if the write-ahead log or the number of
+handles grows, or if something acknowledged did not commit.
+
+``--mutant`` plants a fault in the server, which must be found: the exit status must be 1.
 """
 
 import argparse
@@ -12,8 +15,10 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
@@ -21,14 +26,50 @@ from rich.progress import Progress
 
 from bench.backlog import resident_bytes
 from muniment import wiring
-from tests.support import submissions
-from tests.support.live import Wire, executor_pid, post_bytes, request_bytes
+from muniment.adapters.devices.numpy_device import OBJECT_BYTES
+from muniment.adapters.embedders.synthetic import DIMENSIONS
+from tests.support import streams, submissions
+from tests.support.live import Wire, executor_pid, patched, post_bytes, request_bytes
+from tests.support.received import READ_BYTES, received
 from tests.support.server import Server
 
 OPEN_MAX = 2000
 FLAT = 0.05
+EVENTS = 6
+"""Of a memory of one part."""
 WARM_SHARE = 0.25
+CLOSING_SECONDS = 0.5
+"""After this the server has closed what its clients have."""
+IDLE_SECONDS = 2.0
+"""The server closes a connection on which nothing was asked for five."""
 PAGE_BYTES = 4096
+PART_BYTES = 4 * DIMENSIONS + 8
+MEMORY_BYTES = 5 * 8
+
+MUTANTS = {
+    "keep": """
+from muniment.runtime import service
+submit, kept = service.Service.submit, []
+
+async def keeping(self, body):
+    kept.append(bytes(body) * 3)
+    return await submit(self, body)
+
+service.Service.submit = keeping
+""",
+    "handles": """
+import os
+from muniment.runtime import follow
+leave = follow.Followers._leave
+
+def leaving(self, n, follower):
+    leave(self, n, follower)
+    os.open("/", os.O_RDONLY)
+
+follow.Followers._leave = leaving
+""",
+}
+"""Servers that keep what each operation was sent as, or a handle for each stream that has ended."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +77,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     operations: int
     server: int
-    device: int
+    memories: int
+    parts: int
     children: int
     handles: int
     log: int
+
+    @property
+    def device(self) -> int:
+        """What the device's rows take, without those that no memory has touched yet."""
+        rows = self.parts * PART_BYTES + self.memories * (MEMORY_BYTES + OBJECT_BYTES)
+        return rows + sys.getsizeof(set(range(self.memories)))
 
     @property
     def rest(self) -> int:
@@ -58,7 +106,7 @@ class Soak:
         self.sent = 0
         self.replayed = 0
         self.recalled = 0
-        self.row_bytes = 0
+        self.followed = 0
 
     def body(self, number: int) -> dict[str, Any]:
         """Mostly memories; one in ten belongs to a task."""
@@ -76,30 +124,57 @@ class Soak:
             f"op-{number:07d}", f"Note {number}: {words}.", session_id=f"s{number % 50}"
         )
 
-    async def client(self, numbers: "asyncio.Queue[int]") -> None:
-        """Send what comes, some of it twice, and recall now and then; a negative number ends it."""
-        async with Wire.open(self.server.url) as wire:
-            while (number := await numbers.get()) >= 0:
-                request = post_bytes(self.body(number))
-                reply = await wire.send(request)
-                assert reply.status == 202, reply
-                self.sent += 1
-                if number % 10 == 0:
-                    reply = await wire.send(request)
-                    assert reply.status == 200, reply
-                    self.replayed += 1
-                if number % 50 == 0:
-                    query = msgspec.json.encode(
-                        {"query": f"Which box was counted by {number % 13}?", "limit": 5}
-                    )
-                    reply = await wire.send(request_bytes("POST", "/api/v2/recall", query))
-                    assert reply.status == 200, reply
-                    self.recalled += 1
+    async def client(self, numbers: "asyncio.Queue[int]", tasks: asyncio.TaskGroup) -> None:
+        """Send what comes over one connection, or a new one after a pause; a negative number ends it."""
+        number = await numbers.get()
+        while number >= 0:
+            async with Wire.open(self.server.url) as wire:
+                with suppress(TimeoutError):
+                    while number >= 0:
+                        await self.send(wire, number, tasks)
+                        async with asyncio.timeout(IDLE_SECONDS):
+                            number = await numbers.get()
+                    return
+            number = await numbers.get()
 
-    async def settled(self, wire: Wire, open_max: int) -> dict[str, Any]:
+    async def send(self, wire: Wire, number: int, tasks: asyncio.TaskGroup) -> None:
+        """Submit one operation, some of them twice, and follow or recall now and then."""
+        request = post_bytes(self.body(number))
+        reply = await wire.send(request)
+        assert reply.status == 202, reply
+        self.sent += 1
+        if number % 10 == 0:
+            reply = await wire.send(request)
+            assert reply.status == 200, reply
+            self.replayed += 1
+        if number % 50 == 25:
+            tasks.create_task(self.follow(f"op-{number:07d}"))
+        if number % 50 == 0:
+            query = msgspec.json.encode({"query": f"Which box was counted by {number % 13}?", "limit": 5})
+            reply = await wire.send(request_bytes("POST", "/api/v2/recall", query))
+            assert reply.status == 200, reply
+            self.recalled += 1
+
+    async def follow(self, operation_id: str) -> None:
+        """Hear an operation to its end."""
+        address = urlsplit(self.server.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(streams.request(operation_id))
+        raw = bytearray()
+        while not raw.endswith(b"0\r\n\r\n"):
+            data = await reader.read(READ_BYTES)
+            assert data, raw
+            raw += data
+        writer.close()
+        told = received(bytes(raw))
+        assert (told.status, told.ended, told.frames.count(b"event: ")) == (200, True, EVENTS), told
+        self.followed += 1
+
+    async def settled(self, open_max: int) -> dict[str, Any]:
         """Wait until no more operations are open than that; return the status."""
-        while (told := await self.status(wire))["operations"]["open"] > open_max:  # noqa: ASYNC110 nothing here would tell
-            await asyncio.sleep(0.05)
+        async with Wire.open(self.server.url) as wire:
+            while (told := await self.status(wire))["operations"]["open"] > open_max:  # noqa: ASYNC110 nothing here would tell
+                await asyncio.sleep(0.05)
         return told
 
     async def status(self, wire: Wire) -> dict[str, Any]:
@@ -108,32 +183,39 @@ class Soak:
         return told
 
     async def run(self, connections: int, progress: Progress) -> None:
-        """All operations, with a sample after each hundredth."""
+        """All operations, with a sample before, after each hundredth, and after the clients have gone."""
         task = progress.add_task("operations", total=self.count)
         numbers: asyncio.Queue[int] = asyncio.Queue(connections)
-        async with Wire.open(self.server.url) as wire, asyncio.TaskGroup() as clients:
+        every = max(1, self.count // 100)
+        self.samples.append(await self.sample(0, 0))
+        async with asyncio.TaskGroup() as clients:
             for _ in range(connections):
-                clients.create_task(self.client(numbers))
-            every = max(1, self.count // 100)
+                clients.create_task(self.client(numbers, clients))
             for number in range(self.count):
                 await numbers.put(number)
-                if number % every == 0:
-                    self.samples.append(self.sample(number, await self.settled(wire, OPEN_MAX)))
+                if number % every == 0 and number > 0:
+                    self.samples.append(await self.sample(number, OPEN_MAX))
                     progress.update(task, completed=number)
             for _ in range(connections):
                 await numbers.put(-1)
-        async with Wire.open(self.server.url) as wire:
-            self.samples.append(self.sample(self.count, await self.settled(wire, 0)))
-            progress.update(task, completed=self.count)
+        self.samples.append(await self.sample(self.count, 0))
+        progress.update(task, completed=self.count)
 
-    def sample(self, number: int, told: dict[str, Any]) -> Sample:
-        """Measure now."""
+    async def sample(self, number: int, open_max: int) -> Sample:
+        """Measure once no more operations are open than that, and connections that have ended are closed."""
+        told = await self.settled(open_max)
+        await asyncio.sleep(CLOSING_SECONDS)
+        return self.measured(number, told)
+
+    def measured(self, number: int, told: dict[str, Any]) -> Sample:
+        """What is to be seen now."""
         pid = self.server.pid
         log = self.server.data_dir / "ledger.db-wal"
         return Sample(
             operations=number,
             server=resident_bytes(pid),
-            device=told["device"]["bytes"],
+            memories=told["device"]["memories"],
+            parts=told["device"]["parts"],
             children=sum(resident_bytes(executor_pid(self.server, role)) for role in ("ingest", "query")),
             handles=len(list(Path(f"/proc/{pid}/fd").iterdir())),
             log=log.stat().st_size,
@@ -146,17 +228,20 @@ def spread(values: list[int]) -> float:
 
 
 def verdict(samples: list[Sample], wal_pages_max: int) -> tuple[list[str], list[str]]:
-    """What to print, and what is wrong, of the samples after the warm-up."""
+    """What to print, and what is wrong, of the samples after the warm-up.
+
+    The first sample is from before the clients came, the last from after they have gone.
+    """
     warm = samples[int(len(samples) * WARM_SHARE) :]
     rest, children = [each.rest for each in warm], [each.children for each in warm]
-    handles = [each.handles for each in warm]
+    before, after = samples[0].handles, samples[-1].handles
     log = max(each.log for each in warm)
     lines = [
         f"server, warm and at the end: {warm[0].server / 1e6:.0f}, {warm[-1].server / 1e6:.0f} MB",
         f"  of it the device: {warm[0].device / 1e6:.0f} and {warm[-1].device / 1e6:.0f} MB",
         f"  the rest: {min(rest) / 1e6:.1f} to {max(rest) / 1e6:.1f} MB, spread {spread(rest):.3f}",
         f"children: {min(children) / 1e6:.1f} to {max(children) / 1e6:.1f} MB, spread {spread(children):.3f}",
-        f"file handles: {min(handles)} to {max(handles)}",
+        f"file handles: {before} before, {after} after, at most {max(each.handles for each in samples)}",
         f"write-ahead log: at most {log / 1e6:.1f} MB",
     ]
     wrong = []
@@ -164,8 +249,8 @@ def verdict(samples: list[Sample], wal_pages_max: int) -> tuple[list[str], list[
         wrong.append(f"the server's memory is not flat: {spread(rest):.3f}")
     if spread(children) > FLAT:
         wrong.append(f"the children's memory is not flat: {spread(children):.3f}")
-    if handles[-1] > handles[0]:
-        wrong.append(f"file handles grow: {handles[0]} to {handles[-1]}")
+    if after > before:
+        wrong.append(f"file handles grow: {before} to {after}")
     if log > 2 * wal_pages_max * PAGE_BYTES:
         wrong.append(f"the write-ahead log is not recycled: {log} bytes")
     return lines, wrong
@@ -178,12 +263,17 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=200_000)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this fault in the server")
     parser.add_argument("--json", metavar="PATH", help="write the samples to this file")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="muniment-soak-") as directory:
         data = Path(directory) / "store"
-        with Server(data, embedder="synthetic") as server, Progress(console=Console(stderr=True)) as progress:
+        fault = arguments.mutant and patched(Path(directory) / "patch", MUTANTS[arguments.mutant])
+        with (
+            Server(data, embedder="synthetic", environ=fault) as server,
+            Progress(console=Console(stderr=True)) as progress,
+        ):
             server.wait_ready("search_ready")
             soak = Soak(server, arguments)
             asyncio.run(soak.run(arguments.connections, progress))
@@ -196,7 +286,10 @@ def main() -> int:
     if arguments.json:
         Path(arguments.json).write_bytes(msgspec.json.format(msgspec.json.encode(soak.samples)))
     seconds = time.monotonic() - began
-    print(f"{soak.sent} operations, {soak.replayed} replays, {soak.recalled} recalls in {seconds:.0f} s")
+    print(
+        f"{soak.sent} operations, {soak.replayed} replays, {soak.recalled} recalls, {soak.followed} streams "
+        f"in {seconds:.0f} s"
+    )
     print("\n".join(lines + [f"WRONG: {each}" for each in wrong]))
     return 1 if wrong else 0
 

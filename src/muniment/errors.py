@@ -11,6 +11,7 @@
     +-- MethodNotAllowed        405  never     ``allow`` lists the methods of that route
     +-- Conflict                409  never     the ID belongs to another payload hash
     +-- Unavailable             503  same ID   nothing is known to be wrong with the request
+    |   +-- TooManyStreams                     as many event streams are open as may be
     |   +-- LedgerUnavailable                  the ledger cannot be read or written now
     |   +-- StorageFull                        a clean no: rolled back, nothing stored
     |   +-- OutcomeUnknown                     a COMMIT or fsync failed: the ledger tells, after restart
@@ -100,6 +101,10 @@ class Unavailable(MunimentError):
 
     status = 503
     retry = "same_id"
+
+
+class TooManyStreams(Unavailable):
+    """As many event streams are open as may be. The connection that asked is closed: others need it."""
 
 
 class LedgerUnavailable(Unavailable):

@@ -37,6 +37,8 @@ PRIVATE_UMASK: Final = 0o077
 GIL_SWITCH_SECONDS: Final = 0.0002
 """SQLite gives the interpreter lock up at every statement; with the default of 5 ms the writer would wait
 that long to get it back whenever the event loop is busy."""
+DESCRIPTORS_RESERVED: Final = 128
+"""File descriptors that event streams leave to the store, the children, probes, and those who only ask."""
 FATAL_GRACE_SECONDS: Final = 0.2
 """After a fault, callers that wait get their 503 before the process ends."""
 
@@ -102,6 +104,14 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _streams_max(wanted: int) -> int:
+    """As many streams as are wanted, or as leave file descriptors for everything else."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, allowed - DESCRIPTORS_RESERVED))
 
 
 class _Ending:
@@ -200,7 +210,9 @@ async def _running(config: Config, directory: "DataDirectory", ending: _Ending) 
     children = _children(config, ledger, clock)
     feed = Feed(ledger, NumpyDevice())
     followers = Followers(
-        ledger, followers_max=config.followers_max, keepalive_seconds=config.event_keepalive_seconds
+        ledger,
+        followers_max=_streams_max(config.followers_max),
+        keepalive_seconds=config.event_keepalive_seconds,
     )
     ingestion = Pipeline(
         ledger,

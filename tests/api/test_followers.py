@@ -25,6 +25,7 @@ BYTES_EACH_MAX: Final = 60_000
 BYTES_LEFT_MAX: Final = 10_000
 """What may be left of one that has ended, after as many have been there before."""
 DESCRIPTORS_SPARE: Final = 40
+DESCRIPTORS_FEW: Final = 228
 CONNECTIONS: Final = 200
 BUSY_MAX: Final = 0.5
 WAIT_SECONDS: Final = 30.0
@@ -162,6 +163,60 @@ def test_a_server_without_free_descriptors_lives_on(tmp_path: Path) -> None:
         assert heard.frames == {sha256(whole).hexdigest(): heard.ended, sha256(b"").hexdigest(): heard.broken}
         assert len(server.log.splitlines()) < 100
         assert server.terminate() == 0
+
+
+def few_descriptors(directory: Path, code: str = "") -> Server:
+    """A server that is started with a low soft limit and may raise it to a few more than it reserves."""
+    limits = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, {DESCRIPTORS_FEW}))\n"
+    return Server(directory / "store", environ=patched(directory / "patch", limits + code))
+
+
+def fill_with_streams(server: Server) -> tuple[int, list[int]]:
+    """Open more streams than there are descriptors, and meanwhile write over new connections.
+
+    Return how many streams the server took, and the answers to the writes.
+    """
+    post(server, blocked("waits", "release"))
+    with Crowd(server.url, [Group("many", streams.request("waits"), DESCRIPTORS_FEW + 20)], 5) as crowd:
+        crowd.in_place()
+        time.sleep(0.5)  # Longer than a measurement of readiness is kept: the next one is made now.
+        answers = []
+        for number in range(10):
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.post(
+                    server.url + OPERATIONS, json=submissions.stream(f"more {number}"), timeout=5
+                )
+                answers.append(answer.status_code)
+            time.sleep(0.1)
+        if len(answers) == 10:
+            post(server, submissions.stream("release", "release"))
+            return crowd.heard()["many"].ended, answers
+    return 0, answers
+
+
+def test_streams_leave_descriptors_for_everything_else(tmp_path: Path) -> None:
+    with few_descriptors(tmp_path) as server:
+        server.wait_ready("search_ready")
+        assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (DESCRIPTORS_FEW, DESCRIPTORS_FEW)
+        taken, answers = fill_with_streams(server)
+        assert (taken, answers) == (DESCRIPTORS_FEW - 128, [202] * 10)
+        assert server.terminate() == 0
+
+
+RESERVES_NOTHING: Final = "from muniment import wiring\nwiring.DESCRIPTORS_RESERVED = 0"
+LEAVES_THE_LIMIT: Final = "from muniment import wiring\nwiring._raise_descriptor_limit = lambda: None"
+
+
+def test_control_a_server_that_reserves_no_descriptor_is_noticed(tmp_path: Path) -> None:
+    with few_descriptors(tmp_path, RESERVES_NOTHING) as server:
+        server.wait_ready("search_ready")
+        _, answers = fill_with_streams(server)
+        assert answers != [202] * 10
+
+
+def test_control_a_server_that_leaves_its_limit_is_noticed(tmp_path: Path) -> None:
+    with few_descriptors(tmp_path, LEAVES_THE_LIMIT) as server:
+        assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (64, DESCRIPTORS_FEW)
 
 
 def _used_at_the_limit(kept: httpx.Client, server: Server) -> int:

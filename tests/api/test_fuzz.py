@@ -120,7 +120,9 @@ def completed(body: JSONObject, operation_id: str, *, open_payload: bool) -> JSO
     if "dependencies" in body:
         # An operation waits only for smaller IDs: of two that came to wait for each other, the later is refused.
         right["dependencies"] = [
-            each for each in body["dependencies"] if each < operation_id and len(each.encode()) <= ID_BYTES_MAX
+            each
+            for each in body["dependencies"]
+            if each < operation_id and len(each.encode()) <= ID_BYTES_MAX
         ]
     return {**right, "payload_hash": canonical.payload_hash(payload)}
 

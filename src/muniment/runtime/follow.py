@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from muniment.core import receipts, replay
 from muniment.core.tables import Row
-from muniment.errors import NotFound, Unavailable
+from muniment.errors import NotFound, TooManyStreams, Unavailable
 from muniment.model import journal
 from muniment.model.operation import TERMINAL, State
 from muniment.ports.ledger import Ledger, Reads, SealedUnit
@@ -84,7 +84,7 @@ class Followers:
         if self._closed:
             raise Unavailable("event streams are closed: the server is stopping")
         if self._count >= self._followers_max:
-            raise Unavailable(f"too many event streams are open, the limit is {self._followers_max}")
+            raise TooManyStreams(f"too many event streams are open, the limit is {self._followers_max}")
         stream = self._stream(int(row["n"]), operation_id, after)
         # The stream takes its place and reads its first page now, so that a fault is an answer and not a cut.
         return _Begun(await anext(stream), stream)

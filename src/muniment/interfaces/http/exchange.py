@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import orjson
 
-from muniment.errors import InvalidField, MethodNotAllowed, MunimentError
+from muniment.errors import InvalidField, MethodNotAllowed, MunimentError, TooManyStreams
 from muniment.interfaces.http.service import Service
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -67,4 +67,6 @@ def error_answer(status: int, error: MunimentError) -> Answer:
         headers = ((b"connection", b"close"),)
     elif status == 503:
         headers = ((b"retry-after", b"%d" % RETRY_AFTER_SECONDS),)
+        if isinstance(error, TooManyStreams):
+            headers += ((b"connection", b"close"),)
     return Answer(status, orjson.dumps({"error": str(error)}), headers)
