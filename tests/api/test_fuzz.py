@@ -118,7 +118,7 @@ def completed(body: JSONObject, operation_id: str, *, open_payload: bool) -> JSO
         payload["quotes"] = [{**quote, "start": 0, "end": end} for quote in payload["quotes"]]
     right = {**body, "operation_id": operation_id, "payload": payload}
     if "dependencies" in body:
-        # An operation waits only for smaller IDs: of two that came to wait for each other, the later is refused.
+        # An operation waits only for smaller IDs: a cycle would be refused.
         right["dependencies"] = [
             each
             for each in body["dependencies"]
