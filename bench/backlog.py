@@ -19,6 +19,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from bench.measure.machine import load, load_line
 from tests.support import submissions
 from tests.support.live import Wire, executor_pid, post_bytes
 from tests.support.server import Server
@@ -178,6 +179,7 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, help="setting operations_in_flight_max, else its default")
     chosen = parser.parse_args()
     settings = {} if chosen.in_flight is None else {"operations_in_flight_max": chosen.in_flight}
+    before = load()
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as directory:
         server = Server(Path(directory) / "store", embedder=chosen.embedder, **settings)
         with server:
@@ -186,7 +188,7 @@ def main() -> int:
                 server, operations=chosen.operations, connections=chosen.connections, window=chosen.window
             )
             server.terminate()
-    print("\n".join(report.lines()))
+    print("\n".join([*report.lines(), load_line(before)]))
     return 0 if report.committed == report.waiting == report.operations else 1
 
 

@@ -31,6 +31,7 @@ from typing import Any, Final, Self
 import apsw
 import msgspec
 
+from bench.measure.machine import load, load_line
 from muniment import wiring
 from tests.support import submissions
 from tests.support.live import OPERATIONS, patched
@@ -473,6 +474,7 @@ def main() -> int:
     mutant = None if chosen.mutant is None else chosen.mutant.replace("-", "_")
     options = Options(embedder=chosen.embedder, seed=seed, kills=chosen.kills, mutant=mutant)
     bodies = turns(chosen.data, chosen.conversations)
+    before = load()
     print(f"{len(bodies)} turns of {chosen.conversations} conversations, {chosen.embedder}, --seed {seed}")
     with tempfile.TemporaryDirectory(prefix="muniment-crash-import-") as directory:
         run = Run(name="killed", directory=Path(directory) / "killed")
@@ -480,7 +482,7 @@ def main() -> int:
         imported(run, bodies, options, disturbed=True)
         imported(clean, bodies, options, disturbed=False)
         found = violations(run, clean, bodies, options)
-        print("\n".join(["", *report(run, clean, bodies), ""]))
+        print("\n".join(["", *report(run, clean, bodies), load_line(before), ""]))
     for violation in found:
         print(f"VIOLATION  {violation}")
     print("failed" if found else "all as it must be")

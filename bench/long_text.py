@@ -21,6 +21,7 @@ import httpx
 import msgspec
 
 from bench.backlog import resident_bytes
+from bench.measure.machine import load, load_line
 from tests.support import submissions
 from tests.support.live import OPERATIONS, executor_pid
 from tests.support.server import Server
@@ -157,6 +158,7 @@ def main() -> int:
     parser.add_argument("--bytes", type=int, default=5_000_000, help="size of the text")
     parser.add_argument("--embedder", choices=("bundled", "synthetic"), default="bundled")
     chosen = parser.parse_args()
+    before = load()
     with (
         tempfile.TemporaryDirectory(prefix="muniment-bench-") as directory,
         Server(Path(directory) / "store", embedder=chosen.embedder) as server,
@@ -164,7 +166,7 @@ def main() -> int:
         server.wait_ready("search_ready")
         report = measure(server, text_of(chosen.bytes), understands=chosen.embedder == "bundled")
         server.terminate()
-    print("\n".join(report.lines()))
+    print("\n".join([*report.lines(), load_line(before)]))
     return 1 if report.wrong else 0
 
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.backlog import resident_bytes
+from bench.measure.machine import load, load_line
 from muniment import wiring
 from muniment.adapters.devices.numpy_device import OBJECT_BYTES
 from muniment.adapters.embedders.synthetic import DIMENSIONS
@@ -266,7 +267,7 @@ def main() -> int:
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this fault in the server")
     parser.add_argument("--json", metavar="PATH", help="write the samples to this file")
     arguments = parser.parse_args()
-    began = time.monotonic()
+    began, before = time.monotonic(), load()
     with tempfile.TemporaryDirectory(prefix="muniment-soak-") as directory:
         data = Path(directory) / "store"
         fault = arguments.mutant and patched(Path(directory) / "patch", MUTANTS[arguments.mutant])
@@ -290,6 +291,7 @@ def main() -> int:
         f"{soak.sent} operations, {soak.replayed} replays, {soak.recalled} recalls, {soak.followed} streams "
         f"in {seconds:.0f} s"
     )
+    lines.append(load_line(before))
     print("\n".join(lines + [f"WRONG: {each}" for each in wrong]))
     return 1 if wrong else 0
 

@@ -35,6 +35,12 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
+def load_line(before: float) -> str:
+    """What stands beside every timing: how busy the machine was ``before`` it and is after it."""
+    cores = len(os.sched_getaffinity(0))
+    return f"load average: {before:.1f} before, {load():.1f} after, {cores} cores"
+
+
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
         if line.startswith("model name"):

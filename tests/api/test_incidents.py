@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -365,3 +366,36 @@ def test_control_a_wheel_without_one_file_is_noticed() -> None:
 
     for name in sorted(every)[::25]:
         assert left_out(every - {name}) == {name}
+
+
+# A timing says how busy the machine was
+
+
+def test_a_measurement_prints_the_load_of_the_machine() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "bench.backlog",
+            "--operations",
+            "40",
+            "--window",
+            "10",
+            "--embedder",
+            "synthetic",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(SOURCE), str(ROOT)))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_SECONDS,
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = re.search(
+        r"^load average: (\d+\.\d) before, (\d+\.\d) after, (\d+) cores$", done.stdout, re.MULTILINE
+    )
+    assert told is not None, done.stdout
+    assert all(0.0 <= float(each) < 10_000.0 for each in told.groups())
+    assert int(told[3]) == len(os.sched_getaffinity(0))

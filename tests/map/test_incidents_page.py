@@ -1,10 +1,10 @@
-"""docs/incidents.md has each of 57 incidents once, and the tests that it names exist; and two rules of it."""
+"""docs/incidents.md has each of 57 incidents once, and the tests that it names exist; and four rules."""
 
 import ast
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -135,7 +135,7 @@ def test_control_a_page_that_says_something_else_is_noticed(old: str, new: str, 
     assert any(complaint in found for found in complaints(page.replace(old, new)))
 
 
-# Two rules of the page that nothing else looks after
+# Four rules of the page that nothing else looks after
 
 SELECTING: Final = re.compile(
     r"\s(?:--(?:reruns?|lf|last-failed|deselect|ignore|force-flaky|maxfail)\b|-[kmx]\b)|\|\||;|\|"
@@ -192,3 +192,87 @@ def test_no_test_asks_for_a_fixed_port() -> None:
 
 def test_control_a_fixed_port_is_noticed() -> None:
     assert fixed_ports('serve("--port", "8080") + "--port 0 --port=23001"') == [8080, 23001]
+
+
+PROOFS: Final = ROOT / "docs" / "reliability.md"
+LINKED: Final = re.compile(r"\]\((\.\./tests/\S+?\.py)\)")
+CONTROL: Final = re.compile(r"^\s*(?:async )?def test_\w*control\w*\(", re.MULTILINE)
+
+
+def uncontrolled(page: str, texts: Mapping[str, str]) -> list[str]:
+    """Proofs of the page that name no planted fault, or whose file has no test that plants one.
+
+    ``texts`` are those of the test files that the page links, by the link.
+    """
+    head = next(line for line in page.splitlines() if line.startswith("| proof |"))
+    assert head.endswith("| controls |")
+    found = []
+    for line in page[page.index(head) :].partition("\n\n")[0].splitlines()[2:]:
+        name, *_, controls = (cell.strip() for cell in line.split("|")[1:-1])
+        if not re.search(r"\w", controls):
+            found.append(f"{name}: no control on the page")
+        files = LINKED.findall(name + controls)
+        if files and not any(CONTROL.search(texts[link]) for link in files):
+            found.append(f"{name}: no control in {', '.join(files)}")
+    return found
+
+
+def linked(page: str) -> dict[str, str]:
+    return {link: (PROOFS.parent / link).read_text("utf-8") for link in LINKED.findall(page)}
+
+
+def test_every_proof_plants_a_fault_that_it_must_notice() -> None:
+    page = PROOFS.read_text("utf-8")
+
+    assert len(linked(page)) >= 20
+    assert uncontrolled(page, linked(page)) == []
+
+
+def test_control_a_proof_that_plants_nothing_is_noticed() -> None:
+    page = PROOFS.read_text("utf-8")
+    without = re.sub(r"^(\| R10 .*\|)[^|]*\|$", r"\1 - |", page, flags=re.MULTILINE)
+    texts = linked(page)
+    texts["../tests/api/test_many_clients.py"] = "def test_32_clients_and_one_id() -> None: ..."
+
+    [named] = uncontrolled(without, linked(page))
+    assert named.startswith("R10 ")
+    assert named.endswith("no control on the page")
+    [named] = uncontrolled(page, texts)
+    assert named.endswith("no control in ../tests/api/test_many_clients.py")
+
+
+BENCH: Final = ROOT / "bench"
+MEASURE: Final = "bench.measure."
+DEFINES_LOAD: Final = "bench.measure.machine"
+LOAD_CALLS: Final = frozenset({"load", "load_line"})
+
+
+def calls(text: str) -> set[str]:
+    """Names of the functions that a program calls, and of the parts of bench/measure that it imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.add(node.func.id)
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if module.startswith(MEASURE) and module != DEFINES_LOAD:
+            found |= calls((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8"))
+    return found
+
+
+def unloaded(programs: Mapping[str, str]) -> list[str]:
+    """Programs that measure and do not ask how busy the machine was; texts by name."""
+    asked = {name: calls(text) for name, text in programs.items()}
+    return sorted(name for name, names in asked.items() if "main" in names and not LOAD_CALLS & names)
+
+
+def test_every_measurement_tells_the_load_of_the_machine() -> None:
+    programs = {path.stem: path.read_text("utf-8") for path in BENCH.glob("*.py")}
+
+    assert len(programs) > 6
+    assert unloaded(programs) == []
+
+
+def test_control_a_measurement_that_does_not_tell_the_load_is_noticed() -> None:
+    text = (BENCH / "backlog.py").read_text("utf-8")
+
+    assert unloaded({"backlog": text.replace("load_line(", "str(").replace("load()", "0.0")}) == ["backlog"]
