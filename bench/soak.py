@@ -63,8 +63,8 @@ import os
 from muniment.runtime import follow
 leave = follow.Followers._leave
 
-def leaving(self, n, follower):
-    leave(self, n, follower)
+def leaving(self, feed):
+    leave(self, feed)
     os.open("/", os.O_RDONLY)
 
 follow.Followers._leave = leaving

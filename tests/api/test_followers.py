@@ -244,24 +244,24 @@ def _busy_seconds(server: Server) -> float:
 # Controls: servers with a planted fault, which the same steps must find.
 
 SERVES_BADLY: Final = """
-import asyncio
 import itertools
+from muniment.core.event_ring import EventRing, Slice
 from muniment.interfaces.http import event_stream
 from muniment.runtime import follow
+import msgspec
 
-enter, push, send_all = follow.Followers._enter, follow.Follower.push, event_stream._send_all
+keep, after, send_all = follow.Followers._keep, EventRing.after, event_stream._send_all
 calls, kept = itertools.count(), []
 
-def late(self, n, operation_id, follower):
-    enter(self, n, operation_id, follower)
-    if operation_id.endswith(" 0"):
-        self._open[n][id(follower)] = follow.Follower()
-        asyncio.get_running_loop().call_later(0.5, self._open[n].__setitem__, id(follower), follower)
+def losing(self, ring, made):
+    if b" 0\\"" not in made.data:
+        keep(self, ring, made)
 
-def other_bytes(self, frame):
-    if b" 1\\"" in frame[2] and next(calls) % 7 == 0:
-        frame = (*frame[:2], frame[2].replace(b"{", b"{ ", 1))
-    push(self, frame)
+def other_bytes(self, position):
+    found = after(self, position)
+    if isinstance(found, Slice) and b" 1\\"" in found.data and next(calls) % 7 == 0:
+        found = msgspec.structs.replace(found, data=found.data.replace(b"{", b"{ ", 1))
+    return found
 
 async def keeping(chunks, send):
     async def keep(message):
@@ -269,9 +269,9 @@ async def keeping(chunks, send):
         await send(message)
     await send_all(chunks, keep)
 
-follow.Followers._enter, follow.Follower.push, event_stream._send_all = late, other_bytes, keeping
+follow.Followers._keep, EventRing.after, event_stream._send_all = losing, other_bytes, keeping
 """
-"""Followers of the first round are late, some of the second get other bytes; all that is sent is kept."""
+"""Those of the first round are told of nothing live, some of the second get other bytes; all sent is kept."""
 
 
 def test_control_a_server_that_serves_followers_badly_is_noticed(tmp_path: Path) -> None:

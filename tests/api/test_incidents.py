@@ -19,6 +19,7 @@ import pytest
 
 from muniment import wiring
 from muniment.adapters.sqlite.ledger import Batching, SqliteLedger
+from muniment.core.event_ring import Place, Slice
 from muniment.model import command
 from muniment.runtime import follow
 from tests.support import operations as ops
@@ -243,6 +244,7 @@ def the_planted_faults_are_noticed(
 # A follower that lags
 
 EVENTS: Final = 7
+EVENT_BYTES: Final = 250
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -275,8 +277,8 @@ async def followed(directory: Path) -> Followed:
         command.CommitMemory(n=1, now=NOW),
     ):
         await ledger.write(each)
-    [follower] = followers._open[1].values()
-    lagged = follower.lagged
+    [feed] = followers._feeds.values()
+    lagged = feed.ring.after(2) is Place.BEHIND
     async with asyncio.timeout(WAIT_SECONDS):
         live += b"".join([chunk async for chunk in stream])
         replayed = b"".join([chunk async for chunk in await followers.follow(ACCOUNT, "m", 0)])
@@ -291,12 +293,12 @@ async def followed(directory: Path) -> Followed:
 def test_a_follower_that_lags_gets_every_event_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
 ) -> None:
-    """Incident 28: more events than its queue takes come while it does not read."""
-    monkeypatch.setattr(follow, "QUEUE_EVENTS_MAX", capacity)
+    """Incident 28: more events than are kept for it come while it does not read."""
+    monkeypatch.setattr(follow, "RING_BYTES_MAX", capacity * EVENT_BYTES)
 
     found = asyncio.run(followed(tmp_path / "store"))
 
-    assert found.lagged, "its queue did not overflow"
+    assert found.lagged, "nothing was dropped"
     assert found.sequences() == list(range(1, EVENTS + 1))
     assert found.live == found.replayed
 
@@ -304,13 +306,13 @@ def test_a_follower_that_lags_gets_every_event_once(
 def test_control_a_follower_that_is_not_backfilled_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def whatever_is_there(follower: follow.Follower, last: int) -> tuple[list[follow.Frame], bool]:
-        frames = list(follower.frames)
-        follower.frames.clear()
-        return frames, False
+    async def whatever_is_there(
+        self: follow.Followers, feed: follow.Feed, last: int, *, expected: bool
+    ) -> tuple[Slice | Place, bool]:
+        return feed.ring.after(feed.ring._first - 1), False
 
-    monkeypatch.setattr(follow, "QUEUE_EVENTS_MAX", 2)
-    monkeypatch.setattr(follow, "_fresh", whatever_is_there)
+    monkeypatch.setattr(follow, "RING_BYTES_MAX", 2 * EVENT_BYTES)
+    monkeypatch.setattr(follow.Followers, "_backfill", whatever_is_there)
 
     found = asyncio.run(followed(tmp_path / "store"))
 

@@ -449,14 +449,13 @@ FAULTY: Final = """
 import time
 import msgspec
 import orjson
-from muniment.core import replay
 from muniment.interfaces.http import handlers
-from muniment.model import journal
 from muniment.runtime import follow
 from uvicorn.protocols.http import flow_control
 
-following, frame, has_ended, publish = (
-    follow.Followers.follow, follow._frame, follow.Followers._has_ended, follow.Followers._publish)
+following, frame, history, keep, publish = (
+    follow.Followers.follow, follow._frame, follow.Followers._history, follow.Followers._keep,
+    follow.Followers._publish)
 stream_events = handlers.stream_events
 
 def resumes(self, account, operation_id, after):
@@ -472,34 +471,34 @@ async def one_name_alone(exchange):
     return await stream_events(exchange)
 
 def endless_frame(operation_id, row):
-    sequence, last, data = frame(operation_id, row)
-    return sequence, last and operation_id != "does not end", data
+    made = frame(operation_id, row)
+    return msgspec.structs.replace(made, ends=made.ends and operation_id != "does not end")
 
-async def endless(self, n, last):
-    return self._ids[n] != "does not end" and await has_ended(self, n, last)
+async def endless(self, feed, after):
+    found, more = await history(self, feed, after)
+    if feed.operation_id == "does not end":
+        found = msgspec.structs.replace(found, ends=False)
+    return found, more
 
 async def does_not_wait_for_readers(self):
     pass
 
-def other_order(self, sealed):
-    unread = [n for n, name in self._ids.items() if name.startswith("large")]
-    if len(unread) >= 2:
-        time.sleep(0.1)
-    rest = []
-    for each in sealed:
-        if isinstance(each.unit, journal.Step) and self._ids.get(each.unit.n, "").startswith("other order"):
-            for row in replay.step_events(each.unit):
-                sequence, last, data = frame(self._ids[each.unit.n], row)
-                head, _, shown = data.partition(b"data: ")
-                shown = orjson.dumps(orjson.loads(shown), option=orjson.OPT_SORT_KEYS)
-                for follower in self._open[each.unit.n].values():
-                    follower.push((sequence, last, head + b"data: " + shown + b"\\n\\n"))
-        else:
-            rest.append(each)
-    publish(self, rest)
+def other_order(self, ring, made):
+    [feed] = [each for each in self._feeds.values() if each.ring is ring]
+    if feed.operation_id.startswith("other order"):
+        head, _, shown = made.data.partition(b"data: ")
+        shown = orjson.dumps(orjson.loads(shown), option=orjson.OPT_SORT_KEYS)
+        made = msgspec.structs.replace(made, data=head + b"data: " + shown + b"\\n\\n")
+    keep(self, ring, made)
 
-follow.Followers.follow, follow._frame, follow.Followers._has_ended, follow.Followers._publish = (
+def waits(self, sealed):
+    if sum(feed.operation_id.startswith("large") for feed in self._feeds.values()) >= 2:
+        time.sleep(0.1)
+    publish(self, sealed)
+
+follow.Followers.follow, follow._frame, follow.Followers._history, follow.Followers._keep = (
     resumes, endless_frame, endless, other_order)
+follow.Followers._publish = waits
 handlers.stream_events = one_name_alone
 flow_control.FlowControl.drain = does_not_wait_for_readers
 """

@@ -1,51 +1,80 @@
 """Follow: replay the durable events of an operation, then its live ones, as the same bytes (ruling 9).
 
-A follower subscribes first and reads history after, so nothing falls between; what it has had already is
-dropped by sequence, and a gap or a full queue is filled from the ledger. A follower that does not read
-costs a bounded queue.
+A follower enters the feed of its operation first and reads history after, so nothing falls between. From
+then on it holds a position: the feed's ring gives what follows, or says that the ledger must. A follower
+that does not read costs what its connection holds, and nobody waits for it (ADR 0021).
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from muniment.core import receipts, replay
+from muniment.core.event_ring import EventRing, Frame, Place, Slice
 from muniment.core.tables import Row
-from muniment.errors import NotFound, TooManyStreams, Unavailable
+from muniment.errors import InvariantBroken, NotFound, TooManyStreams, Unavailable
 from muniment.model import journal
 from muniment.model.operation import TERMINAL, State
 from muniment.ports.ledger import Ledger, Reads, SealedUnit
 
-QUEUE_EVENTS_MAX: Final = 64
+RING_BYTES_MAX: Final = 1024 * 1024
+"""Of one feed."""
+RINGS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of all feeds; the one that grows beyond it drops its own frames."""
+COALESCE_SECONDS: Final = 0.02
+"""Followers are woken at most so often, with all that came; the first event and the last at once."""
 HISTORY_PAGE: Final = 256
 KEEPALIVE: Final = b": keep-alive\n\n"
 
-Frame = tuple[int, bool, bytes]
-"""Sequence, whether it is the last one of its operation, and the bytes."""
 
+class Feed:
+    """The live events of one operation, while somebody follows it."""
 
-class Follower:
-    """One open stream's queue of live frames."""
+    def __init__(self, n: int, operation_id: str, keepalive_seconds: float) -> None:
+        self.n = n
+        self.operation_id = operation_id
+        self.ring = EventRing()
+        self.followers = 0
+        self.beats = 0
+        """Counts up when nothing may have been sent for as long as a client should wait."""
+        self._keepalive_seconds = keepalive_seconds
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._woken_at = 0.0
+        self._waking: asyncio.TimerHandle | None = None
+        self._beating = self._loop.call_later(keepalive_seconds, self._beat)
 
-    def __init__(self) -> None:
-        self.frames: deque[Frame] = deque()
-        self.lagged = False
-        self.closed = False
-        self.wake = asyncio.Event()
+    async def news(self) -> None:
+        """Return when there may be something new. Whoever waits has looked at the ring just before."""
+        await self._news.wait()
 
-    def push(self, frame: Frame) -> None:
-        """Take a frame, or remember that one was missed."""
-        if len(self.frames) >= QUEUE_EVENTS_MAX:
-            self.frames.clear()
-            self.lagged = True
-        self.frames.append(frame)
-        self.wake.set()
+    def told(self, *, at_once: bool) -> None:
+        """Wake the followers, now or with those events that come in the next moment."""
+        due = self._woken_at + COALESCE_SECONDS
+        if at_once or due <= self._loop.time():
+            self.wake()
+        elif self._waking is None:
+            self._waking = self._loop.call_at(due, self.wake)
+
+    def wake(self) -> None:
+        """Wake the followers now."""
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
+        self._woken_at = self._loop.time()
+        self._news.set()
+        self._news.clear()
 
     def close(self) -> None:
-        """End the stream at the next wake."""
-        self.closed = True
-        self.wake.set()
+        """End the timers."""
+        self._beating.cancel()
+        if self._waking is not None:
+            self._waking.cancel()
+
+    def _beat(self) -> None:
+        self.beats += 1
+        self._beating = self._loop.call_later(self._keepalive_seconds, self._beat)
+        self.wake()
 
 
 class Followers:
@@ -55,18 +84,17 @@ class Followers:
         self._ledger = ledger
         self._followers_max = followers_max
         self._keepalive_seconds = keepalive_seconds
-        self._open: dict[int, dict[int, Follower]] = {}
-        self._ids: dict[int, str] = {}
+        self._feeds: dict[int, Feed] = {}
         self._count = 0
+        self._ring_bytes = 0
         self._closed = False
         ledger.subscribe(self._publish)
 
     def close(self) -> None:
         """End every stream; clients resume with ``after``."""
         self._closed = True
-        for followers in self._open.values():
-            for follower in followers.values():
-                follower.close()
+        for feed in self._feeds.values():
+            feed.wake()
 
     def count(self) -> int:
         """Open streams."""
@@ -90,72 +118,84 @@ class Followers:
         return _Begun(await anext(stream), stream)
 
     def _publish(self, sealed: Sequence[SealedUnit]) -> None:
+        told: dict[int, bool] = {}
         for each in sealed:
             unit = each.unit
-            if not isinstance(unit, journal.Step):
-                continue
-            followers = self._open.get(unit.n)
-            if followers:
+            if isinstance(unit, journal.Step) and (feed := self._feeds.get(unit.n)) is not None:
                 for row in replay.step_events(unit):
-                    frame = _frame(self._ids[unit.n], row)
-                    for follower in followers.values():
-                        follower.push(frame)
+                    frame = _frame(feed.operation_id, row)
+                    self._keep(feed.ring, frame)
+                    told[unit.n] = frame.ends
+        for n, ends in told.items():
+            self._feeds[n].told(at_once=ends)
+
+    def _keep(self, ring: EventRing, frame: Frame) -> None:
+        others = self._ring_bytes - ring.byte_count
+        ring.append(frame)
+        ring.shrink(min(RING_BYTES_MAX, RINGS_BYTES_MAX - others))
+        self._ring_bytes = others + ring.byte_count
 
     async def _stream(self, n: int, operation_id: str, after: int) -> AsyncGenerator[bytes, None]:
-        follower = Follower()
-        self._enter(n, operation_id, follower)
+        feed = self._enter(n, operation_id)
         try:
-            frames = await self._history(n, operation_id, after)
-            yield b"".join(data for _, _, data in frames)
-            if frames and frames[-1][1]:
-                return
-            last = frames[-1][0] if frames else after
-            behind = len(frames) == HISTORY_PAGE
-            while not follower.closed:
-                if behind:
-                    follower.lagged = False
-                    frames = await self._history(n, operation_id, last)
-                    behind = len(frames) == HISTORY_PAGE
-                else:
-                    frames, behind = _fresh(follower, last)
-                if frames:
-                    last = frames[-1][0]
-                    yield b"".join(data for _, _, data in frames)
-                    if frames[-1][1]:
-                        return
-                elif not behind:
-                    if await self._has_ended(n, last):
-                        return
-                    if not await _woken(follower, self._keepalive_seconds):
+            found, more = await self._history(feed, after)
+            yield found.data
+            while not (found.ends or self._closed):
+                beats = feed.beats
+                following = Place.BEHIND if more else feed.ring.after(found.last)
+                if following is Place.ENDED:
+                    return
+                if following is Place.LATEST:
+                    await feed.news()
+                    if feed.beats != beats:
                         yield KEEPALIVE
+                    continue
+                if isinstance(following, Slice):
+                    found = following
+                else:
+                    found, more = await self._backfill(feed, found.last, expected=not more)
+                if found.data:
+                    yield found.data
         finally:
-            self._leave(n, follower)
+            self._leave(feed)
 
-    def _enter(self, n: int, operation_id: str, follower: Follower) -> None:
+    def _enter(self, n: int, operation_id: str) -> Feed:
+        feed = self._feeds.get(n)
+        if feed is None:
+            feed = self._feeds[n] = Feed(n, operation_id, self._keepalive_seconds)
+        feed.followers += 1
         self._count += 1
-        self._ids[n] = operation_id
-        self._open.setdefault(n, {})[id(follower)] = follower
-        if self._closed:
-            follower.close()
+        return feed
 
-    def _leave(self, n: int, follower: Follower) -> None:
+    def _leave(self, feed: Feed) -> None:
         self._count -= 1
-        self._open[n].pop(id(follower))
-        if not self._open[n]:
-            del self._open[n], self._ids[n]
+        feed.followers -= 1
+        if not feed.followers:
+            feed.close()
+            self._ring_bytes -= feed.ring.byte_count
+            del self._feeds[feed.n]
 
-    async def _history(self, n: int, operation_id: str, after: int) -> list[Frame]:
-        # SQLite holds integers of 63 bits, and no sequence is ever larger; ``after`` may be any uint64.
-        bounded = min(after, 2**63 - 1)
-        rows = await self._ledger.read(lambda reads: reads.events(n, bounded, HISTORY_PAGE))
-        return [_frame(operation_id, row) for row in rows]
+    async def _history(self, feed: Feed, after: int) -> tuple[Slice, bool]:
+        """A page of events that follow ``after``, and whether there may be more in the ledger."""
 
-    async def _has_ended(self, n: int, last: int) -> bool:
-        def query(reads: Reads) -> bool:
-            row = reads.operation(n)
-            return row is not None and row["state"] in TERMINAL and row["progress_seq"] <= last
+        def query(reads: Reads) -> tuple[list[Row], Row | None]:
+            # SQLite holds integers of 63 bits, and no sequence is ever larger; ``after`` may be any uint64.
+            rows = reads.events(feed.n, min(after, 2**63 - 1), HISTORY_PAGE)
+            return rows, None if rows else reads.operation(feed.n)
 
-        return await self._ledger.read(query)
+        rows, operation = await self._ledger.read(query)
+        frames = [_frame(feed.operation_id, row) for row in rows]
+        if not frames:
+            ended = operation is not None and _has_ended(operation)
+            return Slice(data=b"", last=after, ends=ended), False
+        data = b"".join([frame.data for frame in frames])
+        return Slice(data=data, last=frames[-1].sequence, ends=frames[-1].ends), len(frames) == HISTORY_PAGE
+
+    async def _backfill(self, feed: Feed, last: int, *, expected: bool) -> tuple[Slice, bool]:
+        found, more = await self._history(feed, last)
+        if expected and not found.data:
+            raise InvariantBroken(f"events after {last} of '{feed.operation_id}' are not in the ledger")
+        return found, more
 
 
 class _Begun(AsyncGenerator[bytes, None]):
@@ -180,35 +220,8 @@ class _Begun(AsyncGenerator[bytes, None]):
 
 def _frame(operation_id: str, row: Row) -> Frame:
     shown = receipts.event(operation_id, row)
-    return (shown.sequence, State(shown.to_state) in TERMINAL, receipts.frame(shown))
+    return Frame(shown.sequence, State(shown.to_state) in TERMINAL, receipts.frame(shown))
 
 
-def _fresh(follower: Follower, last: int) -> tuple[list[Frame], bool]:
-    """Take the queued frames that follow ``last``; the second value says that the ledger must fill a gap."""
-    if follower.lagged:
-        follower.frames.clear()
-        return [], True
-    frames: list[Frame] = []
-    expected = last + 1
-    while follower.frames:
-        frame = follower.frames.popleft()
-        if frame[0] < expected:
-            continue
-        if frame[0] > expected:
-            follower.lagged = True
-            return frames, not frames
-        frames.append(frame)
-        expected += 1
-    return frames, False
-
-
-async def _woken(follower: Follower, seconds: float) -> bool:
-    if follower.frames or follower.lagged or follower.closed:
-        return True
-    follower.wake.clear()
-    try:
-        async with asyncio.timeout(seconds):
-            await follower.wake.wait()
-    except TimeoutError:
-        return False
-    return True
+def _has_ended(operation: Row) -> bool:
+    return operation["state"] in TERMINAL
