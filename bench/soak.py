@@ -27,7 +27,7 @@ from rich.progress import Progress
 from bench.backlog import resident_bytes
 from bench.measure.machine import load, load_line
 from muniment import wiring
-from muniment.adapters.devices.numpy_device import OBJECT_BYTES
+from muniment.adapters.devices.numpy_device import KEY_BYTES
 from muniment.adapters.embedders.synthetic import DIMENSIONS
 from tests.support import streams, submissions
 from tests.support.live import Wire, executor_pid, patched, post_bytes, request_bytes
@@ -45,7 +45,8 @@ IDLE_SECONDS = 2.0
 """The server closes a connection on which nothing was asked for five."""
 PAGE_BYTES = 4096
 PART_BYTES = 4 * DIMENSIONS + 8
-MEMORY_BYTES = 5 * 8
+MEMORY_BYTES = 6 * 8 + 1 + KEY_BYTES
+"""Its columns, the mark of its number, its key."""
 
 MUTANTS = {
     "keep": """
@@ -87,8 +88,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def device(self) -> int:
         """What the device's rows take, without those that no memory has touched yet."""
-        rows = self.parts * PART_BYTES + self.memories * (MEMORY_BYTES + OBJECT_BYTES)
-        return rows + sys.getsizeof(set(range(self.memories)))
+        return self.parts * PART_BYTES + self.memories * MEMORY_BYTES
 
     @property
     def rest(self) -> int:

@@ -1,6 +1,7 @@
 """The device on NumPy: a float32 scan finds a provable superset, integers decide (ruling 21)."""
 
-import sys
+import math
+import mmap
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,8 +18,12 @@ ROWS_MIN: Final = 1024
 NEVER_US: Final = np.iinfo(np.int64).max
 EVER_US: Final = int(np.iinfo(np.int64).min)
 ABSENT: Final = -1
-OBJECT_BYTES: Final = 150
-"""What the key, the object number and their places in lists take of a memory, beside its columns."""
+COLUMNS: Final = 7
+"""Of integers."""
+KEY_BYTES: Final = 105
+"""What the key of a memory and its place in a list take, beside its columns."""
+MAPPED_BYTES_MIN: Final = 64 * 1024
+"""Arrays from this size on have a mapping of their own."""
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -34,10 +39,11 @@ class _Columns(msgspec.Struct, frozen=True):
     agent: Integers
     session: Integers
     expires_us: Integers
+    object: Integers
 
     @property
     def memory_columns(self) -> tuple[Integers, ...]:
-        return (self.first_part, self.owner, self.agent, self.session, self.expires_us)
+        return (self.first_part, self.owner, self.agent, self.session, self.expires_us, self.object)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -62,10 +68,22 @@ class _Names:
         return self._numbers.get(text)
 
 
+def _zeros(shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
+    """A new array of zeros; a large one takes memory only for the pages that are written, and gives all back.
+
+    The allocator would keep the arrays that others have replaced: it stops mapping sizes once it has seen
+    them freed, and what lies behind them on its heap holds them there.
+    """
+    size = math.prod(shape) * np.dtype(kind).itemsize
+    if size < MAPPED_BYTES_MIN:
+        return np.zeros(shape, dtype=kind)
+    return np.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype=kind).reshape(shape)
+
+
 def _grown(column: NDArray[Any], rows: int) -> NDArray[Any]:
     if rows <= len(column):
         return column
-    wider = np.zeros((max(rows, 2 * len(column)), *column.shape[1:]), dtype=column.dtype)
+    wider = _zeros((max(rows, 2 * len(column)), *column.shape[1:]), column.dtype.type)
     wider[: len(column)] = column
     return wider
 
@@ -86,10 +104,11 @@ class NumpyDevice:
         self._owners, self._agents, self._sessions = _Names(), _Names(), _Names()
         self._categories: dict[str, list[int]] = {}
         self._keys: list[str] = []
-        self._objects: list[int] = []
-        self._known: set[int] = set()
-        none = np.zeros(ROWS_MIN, dtype=np.int64)
-        columns = _Columns(np.zeros((0, 0), dtype=np.float32), *(none.copy() for _ in range(6)))
+        self._known = _zeros((ROWS_MIN,), np.bool_)
+        """Which object numbers are here; they are given out one after the other, from 1."""
+        columns = _Columns(
+            _zeros((0, 0), np.float32), *(_zeros((ROWS_MIN,), np.int64) for _ in range(COLUMNS))
+        )
         self._snapshot = Snapshot(columns, 0, 0, 0)
 
     @property
@@ -102,9 +121,13 @@ class NumpyDevice:
 
     def byte_count(self) -> int:
         columns = self._snapshot.columns
-        arrays: tuple[NDArray[Any], ...] = (columns.vectors, columns.part_memory, *columns.memory_columns)
-        objects = OBJECT_BYTES * len(self._objects) + sys.getsizeof(self._known)
-        return sum(array.nbytes for array in arrays) + objects
+        arrays: tuple[NDArray[Any], ...] = (
+            columns.vectors,
+            columns.part_memory,
+            *columns.memory_columns,
+            self._known,
+        )
+        return sum(array.nbytes for array in arrays) + KEY_BYTES * len(self._keys)
 
     # Applying
 
@@ -113,11 +136,14 @@ class NumpyDevice:
             first: dict[int, MemoryDelta] = {}
             for delta in deltas:
                 first.setdefault(delta.object, delta)
-            fresh = [delta for delta in first.values() if delta.object not in self._known]
+            fresh = [delta for delta in first.values() if not self._is_known(delta.object)]
             columns, memories, parts = self._snapshot.columns, self._snapshot.memories, self._snapshot.parts
             if fresh:
                 columns, parts = self._append(columns, fresh, memories, parts)
             self._snapshot = Snapshot(columns, memories + len(fresh), parts, max(position, self.position))
+
+    def _is_known(self, number: int) -> bool:
+        return number < len(self._known) and bool(self._known[number])
 
     def _append(
         self, columns: _Columns, fresh: Sequence[MemoryDelta], memories: int, parts: int
@@ -126,7 +152,7 @@ class NumpyDevice:
         total = parts + sum(len(each) for each in rows)
         vectors = columns.vectors
         if vectors.shape[1] == 0:
-            vectors = np.zeros((ROWS_MIN, self._dimensions or 0), dtype=np.float32)
+            vectors = _zeros((ROWS_MIN, self._dimensions or 0), np.float32)
         grown = _Columns(
             _grown(vectors, total),
             _grown(columns.part_memory, total),
@@ -156,9 +182,10 @@ class NumpyDevice:
         columns.expires_us[memory] = NEVER_US if delta.expires_us is None else delta.expires_us
         for category in dict.fromkeys(delta.categories):
             self._categories.setdefault(category, []).append(memory)
+        columns.object[memory] = delta.object
         self._keys.append(delta.key)
-        self._objects.append(delta.object)
-        self._known.add(delta.object)
+        self._known = _grown(self._known, delta.object + 1)
+        self._known[delta.object] = True
 
     # Searching
 
@@ -229,7 +256,10 @@ class NumpyDevice:
         exact = rows @ np.rint(query.astype(np.float64) * SCALE).astype(np.int64)
         part = int(np.argmax(exact))  # the first of equals
         return Hit(
-            object=self._objects[memory], key=self._keys[memory], part_index=part, score=int(exact[part])
+            object=int(columns.object[memory]),
+            key=self._keys[memory],
+            part_index=part,
+            score=int(exact[part]),
         )
 
 
