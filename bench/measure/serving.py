@@ -38,6 +38,7 @@ def serve(made: Callable[[], Coroutine[Any, Any, Application]]) -> None:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 backlog=LISTEN_BACKLOG,
                 timeout_graceful_shutdown=1,
             )

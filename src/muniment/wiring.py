@@ -477,6 +477,7 @@ async def _listen(
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             backlog=LISTEN_BACKLOG,
         )
     )

@@ -1012,6 +1012,25 @@ def test_what_has_ended_stays_as_it_ended(ledger: Driver) -> None:
         )
 
 
+def test_to_advance_all_is_to_advance_each(ledger: Driver) -> None:
+    """In their order, with a reply each: what has ended stays, what falls takes its dependants with it."""
+    other = Driver(stores.in_memory())
+    for each in (ledger, other):
+        each.accept(ops.memory("plain"))
+        each.write(ops.refuse(each.accept(ops.memory("refused"))))
+        each.accept(ops.memory("blocked", dependencies=["later"]))
+        each.accept(ops.memory("falls", dependencies=["refused"]))
+        each.accept(ops.memory("with it", dependencies=["falls"]))
+    numbers = (5, 1, 2, 3, 4)
+
+    together = ledger.write(command.AdvanceAll(numbers=numbers, now=NOW + 5))
+
+    assert together == tuple(other.write(command.Advance(n=n, now=NOW + 5)) for n in numbers)
+    assert ledger.head() == other.head()
+    for table in ("operation", "event", "dependency"):
+        assert ledger.rows(table) == other.rows(table)
+
+
 def ended_before_its_dependency(ledger: Driver) -> tuple[Any, Any]:
     """The receipt of an operation as it was rejected, and after another dependency of it is committed."""
     n = ledger.accept(ops.memory("m", dependencies=["refused", "later", "later"]))

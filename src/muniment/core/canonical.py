@@ -51,6 +51,8 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_NO_FLOATS: Final = frozenset({str, int, bool, type(None)})
+"""Types of most values: neither a float, nor able to hold one."""
 _PLACE_BYTES_MAX: Final = 128 * 1024
 
 _NOT_BRACKET: Final = bytes(set(range(256)) - set(b"[{]}"))
@@ -201,9 +203,9 @@ def _holds_not_finite(value: object) -> bool:
             if not math.isfinite(item):
                 return True
         elif isinstance(item, dict):
-            pending.extend(item.values())
+            pending += [each for each in item.values() if type(each) not in _NO_FLOATS]
         elif isinstance(item, list | tuple):
-            pending.extend(item)
+            pending += [each for each in item if type(each) not in _NO_FLOATS]
     return False
 
 

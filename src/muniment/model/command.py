@@ -43,6 +43,13 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
+class AdvanceAll(msgspec.Struct, frozen=True, kw_only=True):
+    """``Advance`` each of these operations, in order; the reply is a tuple with each one's reply."""
+
+    numbers: tuple[int, ...]
+    now: int
+
+
 class Apply(msgspec.Struct, frozen=True, kw_only=True):
     """Carry a task operation, whose turn it is, through to its end in one unit."""
 
@@ -134,6 +141,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 Command = (
     Accept
     | Advance
+    | AdvanceAll
     | Apply
     | SavePlan
     | SaveParts

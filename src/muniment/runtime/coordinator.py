@@ -6,7 +6,8 @@ holds is loaded, minus what is saved already. Only the ledger decides how an ope
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,8 @@ from muniment.ports.clock import Clock
 from muniment.ports.ledger import Ledger, Reads, SealedUnit
 from muniment.runtime.ingestion import Pipeline
 
+ADVANCES_MAX: Final = 64
+"""Most operations of one command, so that a long backlog does not hold up a commit that others wait for."""
 RETRY_SECONDS_MIN: Final = 0.25
 RETRY_SECONDS_MAX: Final = 60.0
 
@@ -89,6 +92,9 @@ class Coordinator:
         self._rounds = 0
         self._round_done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fresh: deque[Work] = deque()
+        """Operations to be advanced, behind those that are."""
+        self._advancing = False
         self._failures: dict[int, int] = {}
         self._begun: dict[int, Work] = {}
         """The last work that was begun on each operation."""
@@ -161,7 +167,16 @@ class Coordinator:
         if work.verb is Verb.REMEMBER:
             self._ingestion.admit(work.n)
             return
-        task = asyncio.create_task(self._do(work), name=f"{work.verb}-{work.n}")
+        if work.verb is Verb.APPLY:
+            self._spawn(self._apply(work), f"{work.verb}-{work.n}")
+            return
+        self._fresh.append(work)
+        if not self._advancing:
+            self._advancing = True
+            self._spawn(self._advance(), "advance")
+
+    def _spawn(self, doing: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(doing, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -170,16 +185,26 @@ class Coordinator:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fatal(error)
 
-    async def _do(self, work: Work) -> None:
-        now = self._clock.now_us()
+    async def _advance(self) -> None:
+        """Advance what is fresh, one command at a time: under load, all that came during the last commit."""
         try:
-            if work.verb is Verb.ADVANCE:
-                await self._ledger.write(command.Advance(n=work.n, now=now))
-            else:
-                await self._ledger.write(command.Apply(n=work.n, now=now))
+            while self._fresh:
+                works = [self._fresh.popleft() for _ in range(min(len(self._fresh), ADVANCES_MAX))]
+                numbers = tuple(work.n for work in works)
+                await self._written(works, command.AdvanceAll(numbers=numbers, now=self._clock.now_us()))
+        finally:
+            self._advancing = False
+
+    async def _apply(self, work: Work) -> None:
+        await self._written([work], command.Apply(n=work.n, now=self._clock.now_us()))
+
+    async def _written(self, works: Sequence[Work], asked: command.Command) -> None:
+        try:
+            await self._ledger.write(asked)
         except (StorageFull, LedgerUnavailable) as error:
-            log.warning("operation waits for the ledger", operation=work.n, reason=str(error))
-            self._later(work)
+            for work in works:
+                log.warning("operation waits for the ledger", operation=work.n, reason=str(error))
+                self._later(work)
         except OutcomeUnknown:
             return  # The ledger has said so itself; the process is about to end.
 

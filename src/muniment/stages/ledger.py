@@ -31,8 +31,8 @@ def handle(rows: Rows, asked: command.Command) -> Any:
     match asked:
         case command.Accept():
             return _accept(rows, asked)
-        case command.Advance():
-            return _advance(rows, asked)
+        case command.Advance() | command.AdvanceAll():
+            return _advance_each(rows, asked)
         case command.Apply():
             return _apply(rows, asked)
         case command.SavePlan():
@@ -136,7 +136,7 @@ def _snapshot(row: Row, **changed: Any) -> journal.Snapshot:
         last_exit=row["executor_last_exit"],
         error=row["executor_error"],
     )
-    return msgspec.structs.replace(now, **changed)
+    return msgspec.structs.replace(now, **changed) if changed else now
 
 
 def _moves(
@@ -174,6 +174,14 @@ def _rejected_dependency(rows: Rows, row: Row, named: Sequence[Row]) -> str | No
             if found is not None and found["state"] == State.REJECTED:
                 return str(dependency["depends_on"])
     return None
+
+
+def _advance_each(
+    rows: Rows, asked: command.Advance | command.AdvanceAll
+) -> command.Standing | tuple[command.Standing, ...]:
+    if isinstance(asked, command.Advance):
+        return _advance(rows, asked)
+    return tuple([_advance(rows, command.Advance(n=n, now=asked.now)) for n in asked.numbers])
 
 
 def _advance(rows: Rows, asked: command.Advance) -> command.Standing:

@@ -51,6 +51,8 @@ def _byte_count(asked: Command) -> int:
     match asked:
         case command.Accept():
             return COMMAND_OVERHEAD_BYTES + len(asked.attributes) + len(asked.content or b"")
+        case command.AdvanceAll():
+            return COMMAND_OVERHEAD_BYTES * len(asked.numbers)
         case command.SaveParts():
             return COMMAND_OVERHEAD_BYTES + sum(len(data) for _, data in asked.vectors)
         case _:

@@ -5,7 +5,7 @@ collected, and written many a statement. Whoever reads must not notice: ``Sqlite
 reads or updates a table that some of them belong to, and asks here for what accepting looks up.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, Final, cast
 
@@ -44,7 +44,6 @@ class NewRows:
 
     def __init__(self) -> None:
         self.tables: dict[str, list[Values]] = {}
-        self._operations: dict[tuple[int, str], Row] = {}
         self._awaited: set[tuple[int, str]] = set()
 
     def add(self, new: Insert, held: HeldRows) -> None:
@@ -56,23 +55,12 @@ class NewRows:
             extra = held.get((table, shape.key(row)), {})
             values += tuple([extra.get(name) for name in shape.held])
         self._list(table).append(values)
-        if table == "operation":
-            self._operations[row["account_n"], row["id"]] = row
-        elif table == "dependency":
+        if table == "dependency":
             self._awaited.add((row["account_n"], row["depends_on"]))
 
     def add_unit(self, position: int, data: bytes, digest: bytes, chain: bytes) -> None:
         """Take a journal row."""
         self._list("journal_unit").append((position, data, digest, chain))
-
-    def operation(self, account_n: int, operation_id: str) -> Row | None:
-        """A new operation, by its ID."""
-        row = self._operations.get((account_n, operation_id))
-        return None if row is None else dict(row)
-
-    def operation_ids(self) -> Iterable[tuple[int, str]]:
-        """Account and ID of each new operation."""
-        return self._operations
 
     def awaits(self, account_n: int, operation_id: str) -> bool:
         """Whether a new operation names this ID as a dependency."""
@@ -81,7 +69,6 @@ class NewRows:
     def clear(self) -> None:
         """Forget all rows."""
         self.tables.clear()
-        self._operations.clear()
         self._awaited.clear()
 
     def take(self) -> list[tuple[str, list[Values]]]:

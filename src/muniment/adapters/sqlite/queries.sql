@@ -141,20 +141,35 @@ FROM step ORDER BY object_n;
 
 -- Conditional updates: they change one row, or the unit does not fit
 
--- name: step_operation
-UPDATE operation SET state = :state, progress_seq = :progress_seq, updated_us = :updated_us,
-  executor_generation = :executor_generation, executor_progress_seq = :executor_progress_seq,
-  executor_exit_count = :executor_exit_count, executor_last_exit = :executor_last_exit,
-  executor_error = :executor_error
-WHERE n = :n AND state = :was_state AND progress_seq = :was_progress_seq;
+-- name: step_operations
+UPDATE operation SET state = new.column4,
+  progress_seq = new.column5,
+  updated_us = new.column6,
+  executor_generation = new.column7,
+  executor_progress_seq = new.column8,
+  executor_exit_count = new.column9,
+  executor_last_exit = new.column10,
+  executor_error = new.column11
+FROM (
+  VALUES (:n, :was_state, :was_progress_seq, :state, :progress_seq, :updated_us, :executor_generation, :executor_progress_seq, :executor_exit_count, :executor_last_exit, :executor_error)
+) AS new
+WHERE operation.n = new.column1 AND operation.state = new.column2 AND operation.progress_seq = new.column3;
 
--- name: end_operation
-UPDATE operation SET state = :state, progress_seq = :progress_seq, updated_us = :updated_us,
-  result = :result, error = :error,
-  executor_generation = :executor_generation, executor_progress_seq = :executor_progress_seq,
-  executor_exit_count = :executor_exit_count, executor_last_exit = :executor_last_exit,
-  executor_error = :executor_error
-WHERE n = :n AND state = :was_state AND progress_seq = :was_progress_seq;
+-- name: end_operations
+UPDATE operation SET state = new.column4,
+  progress_seq = new.column5,
+  updated_us = new.column6,
+  result = new.column7,
+  error = new.column8,
+  executor_generation = new.column9,
+  executor_progress_seq = new.column10,
+  executor_exit_count = new.column11,
+  executor_last_exit = new.column12,
+  executor_error = new.column13
+FROM (
+  VALUES (:n, :was_state, :was_progress_seq, :state, :progress_seq, :updated_us, :result, :error, :executor_generation, :executor_progress_seq, :executor_exit_count, :executor_last_exit, :executor_error)
+) AS new
+WHERE operation.n = new.column1 AND operation.state = new.column2 AND operation.progress_seq = new.column3;
 
 -- name: index_part
 UPDATE part SET embedding_state = :embedding_state, generation = :generation, updated_us = :updated_us

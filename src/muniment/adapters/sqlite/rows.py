@@ -7,26 +7,24 @@ from typing import Any, Final
 
 import apsw
 
+from muniment.adapters.sqlite.known_operations import KnownOperations
 from muniment.adapters.sqlite.new_rows import NewRows, Values
-from muniment.adapters.sqlite.queries import repeated, statements, tables
+from muniment.adapters.sqlite.queries import parameters, repeated, statements, tables
 from muniment.core import replay
 from muniment.core.replay import Insert, Meet, Update
 from muniment.core.tables import TABLES, Row
 from muniment.errors import InvariantBroken
+from muniment.model import journal
 from muniment.model.journal import AnyUnit
 from muniment.model.operation import TERMINAL, State
 from muniment.ports.ledger import HeldRows, JournalRow, SealedUnit
 
-# An update is named by its table and by whether it ends an operation.
-_UPDATES: Final[Mapping[tuple[str, bool], str]] = {
-    ("operation", False): "step_operation",
-    ("operation", True): "end_operation",
-    ("part", False): "index_part",
-    ("step", False): "complete_step",
-}
+# Values of a statement that changes operations, after number, state and sequence that are expected.
+_STEP_COLUMNS: Final = parameters("step_operations")[3:]
+_END_COLUMNS: Final = parameters("end_operations")[3:]
+_UPDATES: Final[Mapping[str, str]] = {"part": "index_part", "step": "complete_step"}
 # What an update needs to be there: its own row, and the row that it comes to refer to.
 _NEEDED: Final[Mapping[str, frozenset[str]]] = {
-    "operation": frozenset({"operation"}),
     "part": frozenset({"part"}),
     "step": frozenset({"step", "attribute"}),
 }
@@ -34,8 +32,8 @@ ROWS_MAX: Final = 64
 """Most rows of one statement; it has a power of two of them, so that few statements are ever prepared."""
 LOOK_UP_MAX: Final = 256
 """Most IDs of one look-up: SQLite takes a bounded number of parameters, a batch may be of any size."""
-# These ask new rows first and the tables after, so nothing has to be written before.
-_ASK_NEW_ROWS: Final = frozenset({"find_operation", "has_dependents"})
+# What is asked by these is known where it has changed, so nothing has to be written before.
+_KNOWN_IF_CHANGED: Final = frozenset({"operation", "find_operation", "has_dependents"})
 _column_names: dict[str, tuple[str, ...]] = {}
 
 
@@ -206,6 +204,9 @@ class SqliteRows(SqliteReads):
         self._next: dict[str, int] = {}
         self._head: tuple[int, bytes] | None = None
         self._new = NewRows()
+        self._known = KnownOperations()
+        self._changed: dict[int, tuple[bool, Values]] = {}
+        """Changes of operations that are not in their table yet: whether it is an end, and the values."""
         self._absent: set[tuple[int, str]] = set()
         self.sealed: list[SealedUnit] = []
 
@@ -214,6 +215,8 @@ class SqliteRows(SqliteReads):
         self._next.clear()
         self._head = None
         self._new.clear()
+        self._known.clear()
+        self._changed.clear()
         self._absent.clear()
         self.sealed = []
 
@@ -221,18 +224,22 @@ class SqliteRows(SqliteReads):
         """The units of the transaction that has just been committed."""
         sealed, self.sealed = self.sealed, []
         self._absent.clear()
+        for each in sealed:
+            if isinstance(each.unit, journal.Commit | journal.Reject):
+                self._known.drop(each.unit.n)
+        self._known.shrink()
         return sealed
 
     # Reads of a transaction with new rows
 
     def _run(self, name: str, parameters: Row) -> apsw.Cursor:
-        if self._new.tables and name not in _ASK_NEW_ROWS:
+        if name not in _KNOWN_IF_CHANGED:
             self._settle(tables(name))
         return self._connection.execute(self._sql[name], parameters)
 
     def _settle(self, wanted: frozenset[str]) -> None:
-        """Write the new rows if some of them belong to these tables."""
-        if not wanted.isdisjoint(self._new.tables):
+        """Write what waits if some of it belongs to these tables."""
+        if not wanted.isdisjoint(self._new.tables) or (self._changed and "operation" in wanted):
             self.flush()
 
     def look_up(self, named: Collection[tuple[int, str]]) -> None:
@@ -247,11 +254,24 @@ class SqliteRows(SqliteReads):
                 self._connection.execute(repeated("stored_operations", size), values)
             )
 
+    def operation(self, n: int) -> Row | None:
+        known = self._known.row(n)
+        return known if known is not None else self._learnt(super().operation(n))
+
     def find_operation(self, account_n: int, operation_id: str) -> Row | None:
-        new = self._new.operation(account_n, operation_id)
-        if new is not None or (account_n, operation_id) in self._absent:
-            return new
-        return super().find_operation(account_n, operation_id)
+        known = self._known.find(account_n, operation_id)
+        if known is not None or (account_n, operation_id) in self._absent:
+            return known
+        return self._learnt(super().find_operation(account_n, operation_id))
+
+    def _learnt(self, row: Row | None) -> Row | None:
+        if row is not None:
+            self._known.learn(row)
+        return row
+
+    def dependencies(self, n: int) -> list[Row]:
+        known = self._known.dependencies(n)
+        return super().dependencies(n) if known is None else known
 
     def has_dependents(self, account_n: int, operation_id: str) -> bool:
         return self._new.awaits(account_n, operation_id) or super().has_dependents(account_n, operation_id)
@@ -273,7 +293,7 @@ class SqliteRows(SqliteReads):
         for change in replay.changes(unit):
             match change:
                 case Insert():
-                    self._new.add(change, held)
+                    self._add(change, held)
                 case Update():
                     self._update(change)
                 case Meet():
@@ -285,11 +305,19 @@ class SqliteRows(SqliteReads):
         self._new.add_unit(position + 1, data, digest, self._head[1])
         self.sealed.append(SealedUnit(position=position + 1, unit=unit, held=held))
 
+    def _add(self, new: Insert, held: HeldRows) -> None:
+        self._new.add(new, held)
+        if new.table == "operation":
+            self._known.add(new.row)
+        elif new.table == "dependency":
+            self._known.add_dependency(new.row)
+
     def flush(self) -> None:
-        """Write every new row that is not in its table yet."""
-        self._absent.difference_update(self._new.operation_ids())  # From here on their table tells.
+        """Write everything that is not in its table yet."""
         for name, rows in self._new.take():
             self._insert(name, rows)
+        if self._changed:
+            self._write_changes()
 
     def probe(self, now: int) -> None:
         self._write("write_probe", now=now)
@@ -302,24 +330,59 @@ class SqliteRows(SqliteReads):
         self._connection.execute(self._sql[name], parameters)
 
     def _insert(self, name: str, rows: Sequence[Values]) -> None:
+        for _ in self._many(name, rows):
+            pass
+
+    def _many(self, name: str, rows: Sequence[Values]) -> Iterator[Sequence[Values]]:
+        """Run a statement on all rows, as many at once as may be; tell after each run which they were."""
         first, count = 0, len(rows)
         while first < count:
             size = min(1 << (count - first).bit_length() - 1, ROWS_MAX)
-            values = rows[first] if size == 1 else tuple(chain.from_iterable(rows[first : first + size]))
-            self._connection.execute(repeated(name, size), values)
+            some = rows[first : first + size]
+            self._connection.execute(repeated(name, size), tuple(chain.from_iterable(some)))
+            yield some
             first += size
 
+    def _write_changes(self) -> None:
+        changed, self._changed = self._changed, {}
+        for ends, name in ((False, "step_operations"), (True, "end_operations")):
+            for some in self._many(name, [values for each, values in changed.values() if each is ends]):
+                if self._connection.changes() != len(some):
+                    raise InvariantBroken(f"one of {len(some)} operations is not as its unit expects")
+
     def _update(self, change: Update) -> None:
+        if change.table == "operation":
+            self._update_operation(change)
+            return
         table = TABLES[change.table]
         self._settle(_NEEDED[change.table])
-        ends = change.table == "operation" and "result" in change.values
         expected = {f"was_{column}": value for column, value in change.expected.items()}
         key = dict(zip(table.key, change.key, strict=True))
-        self._write(_UPDATES[change.table, ends], **key, **change.values, **expected)
+        self._write(_UPDATES[change.table], **key, **change.values, **expected)
         if self._connection.changes() != 1:
-            raise InvariantBroken(f"{change.table} {change.key} is not as the unit expects")
+            raise _unexpected(change)
+
+    def _update_operation(self, change: Update) -> None:
+        """Put off the change of an operation whose row is known; it stays conditional when it is written."""
+        [n] = change.key
+        row = self.operation(n)
+        if row is None or any(row[column] != value for column, value in change.expected.items()):
+            raise _unexpected(change)
+        if n in self._changed:
+            self.flush()
+        ends = "result" in change.values
+        columns = _END_COLUMNS if ends else _STEP_COLUMNS
+        self._changed[n] = (ends, (n, *change.expected.values(), *[change.values[name] for name in columns]))
+        self._known.change(n, change.values)
 
     def _meet(self, change: Meet) -> None:
+        if not self.has_dependents(change.account_n, change.depends_on):
+            return
         waiting = self._all("meet_dependencies", account_n=change.account_n, depends_on=change.depends_on)
         for n in {row["operation_n"] for row in waiting}:
             self._write("touch_operation", n=n, at=change.at)
+            self._known.drop(n)
+
+
+def _unexpected(change: Update) -> InvariantBroken:
+    return InvariantBroken(f"{change.table} {change.key} is not as the unit expects")

@@ -217,7 +217,7 @@ class SqliteStore:
     def read(self, query: Callable[[Reads], T]) -> T:
         """Read through the writing connection, outside of any write."""
         with translated():
-            return query(self._rows)
+            return query(SqliteReads(self._connection))
 
     def reader(self) -> "SqliteReader":
         """A new reading connection, for one thread."""

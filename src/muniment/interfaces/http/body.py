@@ -18,6 +18,8 @@ def check_content_type(headers: Headers) -> None:
 
 
 def _is_json(content_type: str) -> bool:
+    if content_type == _JSON:
+        return True
     media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
     return media_type == _JSON and all(
         parameter in ("", "charset=utf-8", 'charset="utf-8"') for parameter in parameters
