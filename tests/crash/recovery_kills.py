@@ -81,7 +81,7 @@ class Left(msgspec.Struct, frozen=True):
 class Proof:
     """One workload in one directory."""
 
-    def __init__(self, workload: Workload, directory: Path, seed: int) -> None:
+    def __init__(self, workload: Workload, directory: Path, seed: str) -> None:
         self._workload = workload
         self._directory = directory
         self._dice = random.Random(seed)
@@ -320,7 +320,7 @@ def main(arguments: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         for mutant in arguments[6:]:
             MUTANTS[mutant](stack)
-        proof = Proof(WORKLOADS[workload], Path(directory), int(seed))
+        proof = Proof(WORKLOADS[workload], Path(directory), f"{seed} {workload}")  # Each draws its own.
         print(msgspec.json.encode(proof.judge(*map(int, counts))).decode())
 
 

@@ -22,6 +22,8 @@ from tests.support.server import SOURCE
 STATES, FIRST, SECOND = (6, 5, 4) if all_cases() else (3, 2, 2)
 """Stores that a kill has left, kills of the recovery of each, kills of the recovery of each of those."""
 CASES_MIN: Final = 500 if all_cases() else 60
+BEFORE_WRITES_MIN: Final = 4
+"""Of the recoveries of a workload that are killed; most places are of this kind, also inside a COMMIT."""
 CONTROL_SEED: Final = 1
 LIMIT_SECONDS: Final = 3000 if all_cases() else 280
 
@@ -67,6 +69,8 @@ def test_nothing_is_lost_if_recovery_is_killed_twice(tmp_path: Path, workload: s
     assert verdict.facts > verdict.cases
     phases = {name.split()[1] for name in verdict.kills}
     assert {"open", "work"} <= phases
+    before_writes = sum(count for name, count in verdict.kills.items() if name.endswith("BeforeWrite"))
+    assert before_writes >= BEFORE_WRITES_MIN
 
 
 def test_there_are_as_many_cases_as_are_claimed() -> None:

@@ -32,10 +32,10 @@ SETTINGS: Final[dict[str, Any]] = {
 CLIENTS: Final = 6
 EACH: Final = 4
 WRITE_STRIDE: Final = 4
-SAMPLE: Final = 5
-"""Places of each call, one from each fifth of all."""
-AT_WORK_MIN: Final = 5
-FACTS_MIN: Final = 30
+SAMPLE: Final = 4
+"""Places of each call, one from each quarter of all."""
+AT_WORK_MIN: Final = 4
+FACTS_MIN: Final = 300
 SETTLE_SECONDS: Final = 60.0
 FAULT_SECONDS: Final = 30.0
 ENDED: Final = ("committed", "rejected")
@@ -184,7 +184,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
 
 
 def places(clean: Clean, chosen_by: int) -> list[Injection]:
-    """Each flush and every fourth write; or one from each fifth of them."""
+    """Each flush and every fourth write; or one from each quarter of them."""
     chooser, chosen = random.Random(chosen_by), list[Injection]()
     for call, stride in zip(CALLS, (1, WRITE_STRIDE), strict=True):
         everywhere = range(1, clean.calls[call] + 1, stride)

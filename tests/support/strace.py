@@ -4,7 +4,9 @@ strace counts calls for each thread apart. Filtered by path, it sees and counts 
 files. It runs as a daemon (``-D``), so that the process that is started is the one that is traced.
 """
 
+import functools
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -61,10 +63,22 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return f"/{name}>" in self.arguments.partition(",")[0]
 
 
+@functools.cache
+def required() -> None:
+    """Fail where strace is missing or may not trace: a program that it cannot trace would run undisturbed."""
+    command = ["strace", "-f", "-o", "/dev/null", "true"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise AssertionError("these tests need strace, see CONTRIBUTING.md") from None
+    assert (done.returncode, done.stderr) == (0, ""), f"strace may not trace here: {done.stderr}"
+
+
 def options(
     record: Path, calls: Sequence[str], data_dir: Path | None = None, injection: Injection | None = None
 ) -> list[str]:
     """The command line before that of the program; with ``data_dir``, its ledger's files alone are seen."""
+    required()
     chosen = ["strace", "-f", "-D", "-qq", "-ttt", "-y", "-s", str(STRING_BYTES)]
     if injection is not None:
         chosen += ["-e", injection.option()]
