@@ -6,6 +6,7 @@ once.
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import secrets
@@ -34,9 +35,13 @@ EXIT_FAULT: Final = 1
 LISTEN_BACKLOG: Final = 2048
 PRIVATE_UMASK: Final = 0o077
 """What people told their agents is readable by the owner of the directory alone."""
-GIL_SWITCH_SECONDS: Final = 0.0002
+GIL_SWITCH_SECONDS: Final = 0.001
 """SQLite gives the interpreter lock up at every statement; with the default of 5 ms the writer would wait
-that long to get it back whenever the event loop is busy."""
+that long to get it back whenever the event loop is busy. With a fifth of a millisecond the two threads
+change so often that an accept costs a third more processor time."""
+GC_THRESHOLDS: Final = (5_000, 10, 20)
+"""The collector looks for cycles, of which there are next to none here. With the defaults it went through
+everything for 70 ms, again and again, while a backlog grew (ADR 0020)."""
 DESCRIPTORS_RESERVED: Final = 128
 """File descriptors that event streams leave to the store, the children, probes, and those who only ask."""
 FATAL_GRACE_SECONDS: Final = 0.2
@@ -93,6 +98,7 @@ def serve(config: Config, announce: Callable[[str], None]) -> int:
 
     logs.configure(config)
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
+    gc.set_threshold(*GC_THRESHOLDS)
     os.umask(PRIVATE_UMASK)
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -454,6 +460,7 @@ async def _listen(
         except OSError as error:
             # A full disk takes nothing new, and still serves what it holds; others then need the URL told.
             structlog.get_logger("server").warning("server.json cannot be written", reason=error.strerror)
+        gc.freeze()  # What is there by now stays: no collection need look at it again.
         front.announce(front.url)
         structlog.get_logger("server").info("listening", url=front.url, data_dir=str(config.data_path))
 

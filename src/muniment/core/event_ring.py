@@ -13,7 +13,7 @@ SLICE_BYTES_MAX: Final = 32 * 1024
 """Of what is sent at once, so that a client that stops reading leaves no more with its connection."""
 
 
-class Frame(msgspec.Struct, frozen=True):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One event as it is sent."""
 
     sequence: int
@@ -22,7 +22,7 @@ class Frame(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Slice(msgspec.Struct, frozen=True):
+class Slice(msgspec.Struct, frozen=True, gc=False):
     """Frames that follow a position, as one piece."""
 
     data: bytes

@@ -65,7 +65,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Fact], State]] = MappingProxyType
 )
 
 
-class Transition(msgspec.Struct, frozen=True, array_like=True):
+class Transition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One event to be: its sequence and the two states."""
 
     sequence: int

@@ -21,14 +21,14 @@ CHAIN_START: Final = bytes(32)
 _decoder: Final[msgspec.json.Decoder[journal.AnyUnit]] = msgspec.json.Decoder(journal.AnyUnit)
 
 
-class Insert(msgspec.Struct, frozen=True, array_like=True):
+class Insert(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A new row, without its held columns."""
 
     table: str
     row: Row
 
 
-class Update(msgspec.Struct, frozen=True, array_like=True):
+class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New values for the one row that has this key and still has the expected values."""
 
     table: str
@@ -37,7 +37,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True):
     values: Row
 
 
-class Meet(msgspec.Struct, frozen=True, array_like=True):
+class Meet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What waits for one operation ID of one account waits for it no more.
 
     What has ended waits for nothing: its dependencies, times and receipt stay as they were at its end.

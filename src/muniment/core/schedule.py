@@ -28,14 +28,14 @@ class Verb(StrEnum):
     REMEMBER = "remember"
 
 
-class Work(msgspec.Struct, frozen=True):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """One piece of due work; the operation is busy until ``release``."""
 
     n: int
     verb: Verb
 
 
-class Unfinished(msgspec.Struct, kw_only=True):
+class Unfinished(msgspec.Struct, kw_only=True, gc=False):
     """One operation that has not ended."""
 
     n: int

@@ -12,7 +12,7 @@ from muniment.model.operation import Kind, Receipt, State
 from muniment.model.plan import ModelIdentity, PlannedPart
 
 
-class Accept(msgspec.Struct, frozen=True, kw_only=True):
+class Accept(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Admit a submission whose envelope and hash are right. Reply: ``Admitted``, Conflict or InvalidField."""
 
     account: int
@@ -29,35 +29,35 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
-class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+class Admitted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The stored receipt, and whether this command stored it."""
 
     receipt: Receipt
     created: bool
 
 
-class Advance(msgspec.Struct, frozen=True, kw_only=True):
+class Advance(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Validate an accepted operation; block it while dependencies are open, reject it with a rejected one."""
 
     n: int
     now: int
 
 
-class AdvanceAll(msgspec.Struct, frozen=True, kw_only=True):
+class AdvanceAll(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """``Advance`` each of these operations, in order; the reply is a tuple with each one's reply."""
 
     numbers: tuple[int, ...]
     now: int
 
 
-class Apply(msgspec.Struct, frozen=True, kw_only=True):
+class Apply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Carry a task operation, whose turn it is, through to its end in one unit."""
 
     n: int
     now: int
 
 
-class SavePlan(msgspec.Struct, frozen=True, kw_only=True):
+class SavePlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Persist a whole plan before any inference. Reply: the plan's number."""
 
     n: int
@@ -70,7 +70,7 @@ class SavePlan(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
-class SaveParts(msgspec.Struct, frozen=True, kw_only=True):
+class SaveParts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Mark parts indexed together with their vectors, float32 little-endian rows. Reply: ``Standing``."""
 
     n: int
@@ -81,14 +81,14 @@ class SaveParts(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
-class CommitMemory(msgspec.Struct, frozen=True, kw_only=True):
+class CommitMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Pass the gate and commit: parts re-read, exactly one memory, terminal receipt."""
 
     n: int
     now: int
 
 
-class RecordExit(msgspec.Struct, frozen=True, kw_only=True):
+class RecordExit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An executor child ended, broke the protocol, or failed a request while it worked for this operation."""
 
     n: int
@@ -99,7 +99,7 @@ class RecordExit(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
-class Refuse(msgspec.Struct, frozen=True, kw_only=True):
+class Refuse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """End an operation as rejected, for a reason that became known after it was accepted."""
 
     n: int
@@ -108,13 +108,13 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
-class ReserveGeneration(msgspec.Struct, frozen=True, kw_only=True):
+class ReserveGeneration(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Durably take the next executor generation. Reply: the number."""
 
     now: int
 
 
-class Observe(msgspec.Struct, frozen=True, kw_only=True):
+class Observe(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Store-wide executor evidence."""
 
     kind: str
@@ -123,13 +123,13 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True):
     now: int
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class Probe(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Write and commit one small row, to know that the ledger can. Leaves no trace in the journal."""
 
     now: int
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reply to commands on an operation: where it stands afterwards."""
 
     n: int

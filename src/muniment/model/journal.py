@@ -15,14 +15,14 @@ from muniment.model.operation import Kind, State
 VERSION: Final = 1
 
 
-class At(msgspec.Struct, frozen=True, array_like=True):
+class At(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where an operation stood, or stands: its state and progress sequence."""
 
     state: State
     sequence: int
 
 
-class Moved(msgspec.Struct, frozen=True, array_like=True):
+class Moved(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One event: sequence, the two states, and the event's detail."""
 
     sequence: int
@@ -31,7 +31,7 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     detail: Any
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The executor fields of the receipt after this unit, as absolute values."""
 
     generation: int
@@ -41,7 +41,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     error: str | None
 
 
-class Witness(msgspec.Struct, frozen=True, array_like=True):
+class Witness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One piece of executor evidence: its number within the operation, kind, generation, message."""
 
     sequence: int
@@ -50,14 +50,14 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
     message: str | None
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Bytes that are held apart: how many, and SHA-256 over their salt and them."""
 
     byte_count: int
     digest: str
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
+class Unit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", gc=False):
     """What all units have: the vocabulary version and the time of the step."""
 
     at: int
@@ -129,7 +129,7 @@ class Reject(Step, frozen=True, kw_only=True, tag="reject"):
     result: Any
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One planned part: token range, byte range, salted digest of its bytes."""
 
     token_start: int
@@ -161,7 +161,7 @@ class Evidence(Step, frozen=True, kw_only=True, tag="evidence"):
     """Executor evidence that changes no state (ruling 8)."""
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class Memory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The memory that a commit makes. Caller text is in its attributes, which the accept unit names."""
 
     object: int
@@ -176,7 +176,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None
 
 
-class Stream(msgspec.Struct, frozen=True, kw_only=True):
+class Stream(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The task stream that a commit makes."""
 
     object: int
@@ -184,7 +184,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class TaskStep(msgspec.Struct, frozen=True, kw_only=True):
+class TaskStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The task step that a commit makes."""
 
     object: int
@@ -194,7 +194,7 @@ class TaskStep(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The step that a commit completes; ``by`` is the object that holds the completing payload."""
 
     step: int

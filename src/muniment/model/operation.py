@@ -33,7 +33,7 @@ class State(StrEnum):
 TERMINAL: Final = frozenset({State.COMMITTED, State.REJECTED})
 
 
-class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class OperationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A submission whose envelope is well formed and whose hash has been computed and agrees."""
 
     operation_id: str
@@ -43,7 +43,7 @@ class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
     dependencies: tuple[str, ...] = ()
 
 
-class Executor(msgspec.Struct, frozen=True, kw_only=True):
+class Executor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The receipt's projection of executor evidence (seed, executor-readiness-and-recovery)."""
 
     generation: int = 0
@@ -53,7 +53,7 @@ class Executor(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The durable, current answer about an operation; field for field the seed's ``OperationReceipt``."""
 
     operation_id: str
@@ -75,7 +75,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: str
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One state transition; field for field the seed's ``OperationEvent``."""
 
     operation_id: str

@@ -18,7 +18,7 @@ T = TypeVar("T")
 HeldRows = Mapping[tuple[str, Key], Row]
 
 
-class SealedUnit(msgspec.Struct, frozen=True, kw_only=True):
+class SealedUnit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A unit at its place in the journal, with the held values that were written beside it."""
 
     position: int
@@ -26,7 +26,7 @@ class SealedUnit(msgspec.Struct, frozen=True, kw_only=True):
     held: HeldRows
 
 
-class JournalRow(msgspec.Struct, frozen=True, array_like=True):
+class JournalRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A journal row as stored."""
 
     position: int
