@@ -308,12 +308,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(msgspec.structs.replace(asked, vectors=marked), one, "part", fenced=fenced)
 
     @precondition(lambda self: self.model.operations)
-    @rule(pick=picks, kind=st.sampled_from(["exit", "stall", "protocol", "failure"]), generation=generations)
-    def exit(self, pick: int, kind: str, generation: int) -> None:
+    @rule(
+        pick=picks,
+        kind=st.sampled_from(["exit", "stall", "protocol", "failure"]),
+        generation=generations,
+        times=st.integers(1, 2),
+    )
+    def exit(self, pick: int, kind: str, generation: int, times: int) -> None:
         states = (State.VALIDATED, State.BLOCKED) if pick % 2 else (State.PROCESSING,)
         one = self.chosen(pick, *states)
-        self.model.exit(one, kind, generation)
-        self.ask(ops.exited(one.n, kind=kind, generation=generation, now=self.now), one, "exit")
+        for _ in range(times):
+            self.model.exit(one, kind, generation)
+            self.ask(ops.exited(one.n, kind=kind, generation=generation, now=self.now), one, "exit")
 
     @precondition(lambda self: self.model.operations)
     @rule(pick=picks, jump=st.integers(-2, 3))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muniment.core import ingestion
 from muniment.core.ingestion import (
     PLAN_BYTES_MAX,
     SUSPECT_WAIT_SECONDS,
@@ -18,6 +19,7 @@ from muniment.core.ingestion import (
     Piece,
     PlanRequest,
     Request,
+    alike,
     retry_seconds,
 )
 
@@ -206,6 +208,65 @@ def test_parts_of_many_memories_share_a_request() -> None:
     assert sizes[1:] == [6, 6, 6, 6, 6]
 
 
+PARTS = st.lists(st.integers(1, TOKENS_MAX + 10), min_size=1, max_size=40)
+
+
+@given(PARTS)
+def test_the_part_whose_turn_it_is_goes_with_those_nearest_in_length(tokens: list[int]) -> None:
+    parts = list(enumerate(pieces(tokens)))
+    chosen = [n for n, _ in alike(parts, TOKENS_MAX)]
+
+    assert len(set(chosen)) == len(chosen)
+    assert 0 in chosen
+    lengths = [tokens[n] for n in chosen]
+    assert lengths == sorted(lengths)
+    assert sum(lengths) <= TOKENS_MAX or chosen == [0]
+    shorter = [tokens[n] for n in range(len(tokens)) if n not in chosen and tokens[n] < lengths[-1]]
+    longer = [tokens[n] for n in range(len(tokens)) if n not in chosen and tokens[n] > lengths[0]]
+    assert max(shorter, default=0) <= lengths[0], "one in between was left out"
+    assert min(longer, default=999) >= lengths[-1], "one in between was left out"
+    room = TOKENS_MAX - sum(lengths)
+    assert max(shorter, default=999) > room, "room was left"
+    assert min(longer, default=999) > room, "room was left"
+
+
+def padded(work: type[Ingestion]) -> float:
+    """Tokens with padding for each one without, were every request one inference."""
+    lengths = [12, 30] * 60
+    world = World({n: [length] for n, length in enumerate(lengths, start=1)}, set(), work)
+    width = 0
+    while len(world.ended) < len(lengths):
+        world.ask()
+        request = world.with_child[0]
+        if isinstance(request, EmbedRequest):
+            width += len(request.pieces) * max(piece.tokens for _, piece in request.pieces)
+        world.answer()
+    return width / sum(lengths)
+
+
+def answers_until_taken(work: type[Ingestion]) -> int:
+    """How often the child answers until the one long part is done, in a steady stream of short ones."""
+    world = World({n: [10] for n in range(1, 41)} | {41: [60]}, set(), work)
+    for answers in range(100):
+        if 41 in world.ended:
+            return answers
+        n = 42 + 10 * answers
+        world.texts |= {more: [10] for more in range(n, n + 10)}
+        for more in range(n, n + 10):
+            world.work.admit(more, 100, isolated=False, now=0.0)
+        world.ask()
+        world.answer()
+    return 100
+
+
+def test_parts_of_one_length_share_a_request() -> None:
+    assert padded(Ingestion) < 1.15
+
+
+def test_a_part_of_a_rare_length_waits_for_those_before_it_alone() -> None:
+    assert answers_until_taken(Ingestion) <= 2 * (40 * 10 // TOKENS_MAX + 4)
+
+
 def test_a_suspect_gets_its_turn_under_a_steady_stream_of_healthy_work() -> None:
     world = World({1: [10], 2: [10]}, {(1, 0)})
     n = 2
@@ -332,6 +393,36 @@ class GivesUp(Ingestion):
 class Overfills(Ingestion):
     def __init__(self, limits: Limits) -> None:
         super().__init__(msgspec.structs.replace(limits, batch_tokens_max=2 * TOKENS_MAX))
+
+
+class InTurnAlone(Ingestion):
+    """As the parts come."""
+
+    def _plan_or_embed(self) -> Request | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ingestion, "LOOK_AHEAD", 1)
+            return super()._plan_or_embed()
+
+
+class ShortestFirst(Ingestion):
+    """Little is padded, and what is long starves."""
+
+    def _plan_or_embed(self) -> Request | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                ingestion,
+                "alike",
+                lambda parts, most: alike(sorted(parts, key=lambda each: each[1].tokens), most),
+            )
+            return super()._plan_or_embed()
+
+
+def test_control_parts_that_go_as_they_come_are_padded() -> None:
+    assert padded(InTurnAlone) > 1.4
+
+
+def test_control_what_is_longest_starves_where_no_turn_is_kept() -> None:
+    assert answers_until_taken(ShortestFirst) == 100
 
 
 @pytest.mark.parametrize("mutant", [SharesWithSuspects, TriesAtOnce, GivesUp, Overfills])

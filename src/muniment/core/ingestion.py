@@ -2,9 +2,10 @@
 
 Pure and deterministic: jobs, answers and times go in, requests come out. Parts of many memories share a
 request within a token budget; the memory that was served least goes first, so a long one holds no short one
-back. Whatever was with the child when that ended is *suspect*: it runs alone, after the healthy work. What
-fails alone is tried again ever more rarely; a memory that has nothing else left is *stuck* and takes no
-place from others. Nothing here ends an operation.
+back, and from the parts next in turn those go with it that are about as long, so that little is padded.
+Whatever was with the child when that ended is *suspect*: it runs alone, after the healthy work. What fails
+alone is tried again ever more rarely; a memory that has nothing else left is *stuck* and takes no place from
+others. Nothing here ends an operation.
 """
 
 import heapq
@@ -17,6 +18,9 @@ import msgspec
 RETRY_SECONDS_MIN: Final = 1.0
 SUSPECT_WAIT_SECONDS: Final = 5.0
 """Under a steady stream of healthy work, suspects get their turn after this long."""
+LOOK_AHEAD: Final = 4
+"""So many requests' worth of parts in turn are looked through for those of one length. With 8 instead of 4
+the model starts 9 % more rarely; with 1, twice as often."""
 PLAN_BYTES_MAX: Final = 64 * 1024
 PLAN_TEXTS_MAX: Final = 64
 
@@ -278,27 +282,18 @@ class Ingestion:
         return PlanRequest(tuple(chosen)) if chosen else None
 
     def _embed(self, ready: Sequence[Job]) -> EmbedRequest | None:
-        return EmbedRequest(tuple(self._taken(ready))) if ready else None
-
-    def _taken(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Piece]]:
-        """Take parts one by one, each from the memory that was served least, until the budget is used up."""
-        queue = [(job.served, job.n) for job in jobs]
-        heapq.heapify(queue)
-        room = self._limits.batch_tokens_max
-        first = True
-        while queue:
-            job = self._jobs[queue[0][1]]
-            if not first and job.pieces[0].tokens > room:
-                return
-            piece = job.pieces.popleft()
-            room -= piece.tokens
-            first = False
-            job.served += 1
-            yield job.n, piece
-            if job.pieces:
-                heapq.heapreplace(queue, (job.served, job.n))
-            else:
-                heapq.heappop(queue)
+        if not ready:
+            return None
+        budget = self._limits.batch_tokens_max
+        chosen = alike(list(_within(_in_turn(ready), LOOK_AHEAD * budget)), budget)
+        taken: dict[int, set[int]] = {}
+        for n, piece in chosen:
+            taken.setdefault(n, set()).add(piece.index)
+        for n, indexes in taken.items():
+            job = self._jobs[n]
+            job.pieces = deque(piece for piece in job.pieces if piece.index not in indexes)
+            job.served += len(indexes)
+        return EmbedRequest(tuple(chosen))
 
     # What became of it
 
@@ -341,3 +336,50 @@ def _contents(request: Request) -> Iterator[tuple[int, Piece | None]]:
         yield from ((n, None) for n in request.operations)
     else:
         yield from request.pieces
+
+
+def _in_turn(jobs: Sequence[Job]) -> Iterator[tuple[int, Piece]]:
+    """All parts of these memories, each from the one that would have been served least by then."""
+    queue = [(job.served, job.n, iter(job.pieces)) for job in jobs]
+    heapq.heapify(queue)
+    while queue:
+        served, n, pieces = queue[0]
+        piece = next(pieces, None)
+        if piece is None:
+            heapq.heappop(queue)
+            continue
+        yield n, piece
+        heapq.heapreplace(queue, (served + 1, n, pieces))
+
+
+def _within(parts: Iterator[tuple[int, Piece]], tokens_max: int) -> Iterator[tuple[int, Piece]]:
+    """The first parts, up to so many tokens; one goes always."""
+    room = tokens_max
+    for number, part in enumerate(parts):
+        room -= part[1].tokens
+        if number and room < 0:
+            return
+        yield part
+
+
+def alike(parts: Sequence[tuple[int, Piece]], tokens_max: int) -> list[tuple[int, Piece]]:
+    """The first part, whose turn it is, and those nearest to it in length while they fit; rising length.
+
+    Whoever is first goes, so a part waits at most as long as the queue before it, whatever its length.
+    """
+    order = sorted(range(len(parts)), key=lambda index: parts[index][1].tokens)
+    first = order.index(0)
+    length = parts[0][1].tokens
+    room = tokens_max - length
+    shorter, longer = first - 1, first + 1
+    while True:
+        below = parts[order[shorter]][1].tokens if shorter >= 0 else 0
+        above = parts[order[longer]][1].tokens if longer < len(order) else room + 1
+        if above <= room and (shorter < 0 or above - length <= length - below):
+            longer += 1
+            room -= above
+        elif shorter >= 0 and below <= room:
+            shorter -= 1
+            room -= below
+        else:
+            return [parts[index] for index in order[shorter + 1 : longer]]

@@ -7,7 +7,8 @@ that was computed is thrown away for it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -45,6 +46,9 @@ EVIDENCE_KINDS: Final[dict[type[ExecutorFault], str]] = {
     ExecutorFailed: "failure",
 }
 
+Save = Callable[[], Coroutine[Any, Any, None]]
+"""Writes down what the child has answered."""
+
 log = structlog.get_logger("ingestion")
 
 
@@ -72,6 +76,9 @@ class Pipeline:
         self._committing: set[int] = set()
         self._contents = _Contents()
         self._requests = 0
+        """With the child."""
+        self._saving = 0
+        """Answered, on their way into the ledger: as many as may be with the child where that is away."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -134,7 +141,8 @@ class Pipeline:
             return
         for job in self._work.hungry(PARTS_AHEAD // 2):
             self._begin(self._load(job), f"load-{job.n}")
-        while self._requests < self._executor.requests_max:
+        most = self._executor.requests_max
+        while self._requests < most and self._requests + self._saving < 2 * most:
             request = self._work.next(self._clock.monotonic())
             if request is None:
                 break
@@ -211,17 +219,21 @@ class Pipeline:
 
     async def _ask(self, request: Request) -> None:
         try:
-            if isinstance(request, PlanRequest):
-                await self._plan(request)
-            else:
-                await self._embed(request)
+            save = await (self._plan(request) if isinstance(request, PlanRequest) else self._embed(request))
         except ExecutorFault as fault:
             if self._stopping:
                 return
             await self._record(request, fault)
             self._work.lost(request, self._clock.monotonic())
+            return
         finally:
             self._requests -= 1
+        self._saving += 1
+        try:
+            self._pump()  # The child has room, and need not wait for the ledger.
+            await save()
+        finally:
+            self._saving -= 1
 
     async def _sources(self, operations: Iterable[int]) -> dict[int, plan.Source]:
         found = {}
@@ -237,9 +249,14 @@ class Pipeline:
         self._contents.keep(source)
         return source
 
-    async def _plan(self, request: PlanRequest) -> None:
+    async def _plan(self, request: PlanRequest) -> Save:
         sources = await self._sources(request.operations)
         answers = await plan.plan([sources[n] for n in request.operations], self._executor)
+        return partial(self._save_plans, request, sources, answers)
+
+    async def _save_plans(
+        self, request: PlanRequest, sources: Mapping[int, plan.Source], answers: Sequence[Planned]
+    ) -> None:
         saved = await asyncio.gather(
             *(
                 self._save_plan(sources[n], answer)
@@ -271,13 +288,17 @@ class Pipeline:
         number: int | None = await self._write(asked)
         return number
 
-    async def _embed(self, request: EmbedRequest) -> None:
+    async def _embed(self, request: EmbedRequest) -> Save:
         sources = await self._sources(request.operations)
         plans = {n: job.plan for n in request.operations if (job := self._work.job(n)) and job.plan}
         embedded = await execute.embed(
             request, {n: source.content for n, source in sources.items()}, self._executor
         )
-        commands = execute.saving(request, embedded, plans, now=self._clock.now_us())
+        return partial(
+            self._save_parts, request, execute.saving(request, embedded, plans, now=self._clock.now_us())
+        )
+
+    async def _save_parts(self, request: EmbedRequest, commands: Sequence[command.SaveParts]) -> None:
         replies: list[command.Standing] = await asyncio.gather(*(self._write(each) for each in commands))
         self._work.succeeded(request)
         for reply in replies:
