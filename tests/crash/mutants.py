@@ -135,6 +135,7 @@ def event_apart_from_state(stack: contextlib.ExitStack) -> None:
 
     def apart(self: SqliteRows, name: str, rows: Sequence[Values]) -> None:
         if name == "insert_event":
+            self._write_changes()
             _another_transaction(self)
         insert(self, name, rows)
 

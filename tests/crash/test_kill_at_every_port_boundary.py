@@ -22,7 +22,7 @@ from tests.support.server import SOURCE
 ROOT: Final = Path(__file__).resolve().parents[2]
 KILLS_MIN: Final = 600
 POINTS: Final = -(-KILLS_MIN // len(WORKLOADS))
-CONTROL_POINTS: Final = 10
+CONTROL_POINTS: Final = 25
 CONTROL_SEED: Final = 1
 LIMIT_SECONDS: Final = 3000 if all_cases() else 280
 
