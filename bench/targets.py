@@ -111,7 +111,10 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULT, help="where the result is written, or read from")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the page")
     parser.add_argument("--page", type=Path, default=PAGE)
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    if chosen.dir is not None and not chosen.dir.is_dir():
+        parser.error(f"--dir: {chosen.dir} is no directory")
+    return chosen
 
 
 def main() -> int:
